@@ -1,0 +1,50 @@
+# Every target sets up what it needs; nothing but python3 (3.11+) with venv is expected on the machine.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+STAMP := $(VENV)/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check docs test-vllm bench bench-vllm clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'pip>=25.1'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+setup: $(STAMP) ## the project's environment in .venv
+
+demo: $(STAMP) ## mixed rollouts on two embedded engines under three policies: table, JSON and plot in out/
+	@$(BIN)/tidegate demo
+
+test: $(STAMP) ## all tests that need no real engine
+	@$(BIN)/pytest -n $(WORKERS) -q
+
+check: $(STAMP) ## ruff, mypy --strict, import rules, docs in sync
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-timing > out.lint 2>&1 || { cat out.lint; rm -f out.lint; exit 1; }; rm -f out.lint
+	@$(BIN)/python docs/generate.py --check
+
+docs: $(STAMP) ## regenerate the reference pages
+	@$(BIN)/python docs/generate.py
+
+test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
+	@bash tests/vllm/setup.sh
+	@$(BIN)/pytest tests/e2e tests/vllm -q --backend vllm
+
+bench: $(STAMP) ## scheduler and relay benchmarks (installs nginx and wrk if they are missing)
+	@$(BIN)/python bench/scheduler.py
+	@$(BIN)/python bench/relay.py
+
+bench-vllm: $(STAMP) ## rollouts on two real vLLM replicas: tidegate against vllm-router
+	@bash tests/vllm/setup.sh
+	@$(BIN)/python bench/rollouts_vllm.py
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
