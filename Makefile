@@ -28,7 +28,7 @@ test: $(STAMP) ## all tests that need no real engine
 check: $(STAMP) ## ruff, mypy --strict, import rules, docs in sync
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timing > out.lint 2>&1 || { cat out.lint; rm -f out.lint; exit 1; }; rm -f out.lint
+	@$(BIN)/lint-imports --no-logo > out.lint 2>&1 || { cat out.lint; rm -f out.lint; exit 1; }; rm -f out.lint
 	@$(BIN)/python docs/generate.py --check
 
 docs: $(STAMP) ## regenerate the reference pages
