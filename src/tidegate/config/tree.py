@@ -6,10 +6,12 @@ Policy constants are `tidegate.policy.params`, mounted here as `core`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from tidegate.config.server import IdentityConfig, LogConfig, RecordConfig, ServerConfig
+from tidegate.config.engines import EnginesConfig
 from tidegate.policy.params import CoreParams
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -62,5 +64,14 @@ class HttpConfig(Struct, frozen=True, kw_only=True):
 
 
 class Config(Struct, frozen=True, kw_only=True):
+    policy: Annotated[str, Meta(description="Who enters, and where: see docs/policies.md.")] = "misa_t"
+    seed: Annotated[
+        int, Meta(ge=0, description="Of the policies' random choices: the same log, the same decisions.")
+    ] = 0
+    server: ServerConfig = ServerConfig()
     http: HttpConfig = HttpConfig()
+    identity: IdentityConfig = IdentityConfig()
     core: CoreParams = CoreParams()
+    engines: EnginesConfig = EnginesConfig()
+    log: LogConfig = LogConfig()
+    record: RecordConfig = RecordConfig()
