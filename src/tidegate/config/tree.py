@@ -10,8 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from tidegate.config.server import IdentityConfig, LogConfig, RecordConfig, ServerConfig
 from tidegate.config.engines import EnginesConfig
+from tidegate.config.server import IdentityConfig, LogConfig, RecordConfig, ServerConfig
 from tidegate.policy.params import CoreParams
 
 Seconds = Annotated[float, Meta(gt=0)]
