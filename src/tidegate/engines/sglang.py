@@ -1,0 +1,140 @@
+"""SGLang, as of 0.5.23; names of older releases are accepted too.
+
+It has no path that tells a pause: /ready answers 503 while it is paused, and /health, which generates a token, hangs.
+A 503 of /ready from a replica that was healthy is therefore a pause, and /health is not asked then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidegate.engines.base import Action, ControlCall, EngineName, KvSource, reachable_endpoint
+from tidegate.engines.prometheus import Reading, Samples, counter
+
+_START_TIME = "process_start_time_seconds"
+_CAPACITY = ("sglang:max_total_num_tokens",)
+_POOL = ("sglang:kv_available_tokens", "sglang:kv_evictable_tokens", "sglang:kv_used_tokens")
+_KV_USED = ("sglang:token_usage", "sglang:full_token_usage")
+_RUNNING = ("sglang:num_running_reqs",)
+_WAITING = ("sglang:num_queue_reqs",)
+_PROMPT = counter("sglang:prompt_tokens")
+_CACHED = counter("sglang:cached_tokens")
+_GENERATED = counter("sglang:generation_tokens")
+_RETRACTED = counter("sglang:num_retracted_requests")
+
+_PAUSE_MODES = {"abort": "abort", "keep": "in_place", "wait": "in_place"}  # it has no mode that lets requests end
+_COLD_PATHS = frozenset({"/flush_cache", "/release_memory_occupation", "/end_weight_update"})
+
+
+class _KvEvents(msgspec.Struct):
+    endpoint_host: str
+    endpoint_port_base: int
+    publisher: str = "zmq"
+    topic: str = ""
+    dp_size: int = 1
+    replay_endpoint_port_base: int | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _KvEvents | None = None
+
+
+class SglangAdapter:
+    name: EngineName = "sglang"
+    metrics_prefix = "sglang:"
+    metric_names = frozenset(
+        {_START_TIME}.union(_CAPACITY, _POOL, _KV_USED, _RUNNING, _WAITING, _PROMPT, _CACHED, _GENERATED, _RETRACTED)
+    )
+    health_path = "/health"
+    pause_probe_path = "/ready"
+    kv_sources_path = "/server_info"
+
+    def read(self, samples: Samples) -> Reading:
+        return Reading(
+            kv_capacity_tokens=_capacity_tokens(samples),
+            kv_used_fraction=samples.mean(*_KV_USED),
+            running=samples.total(*_RUNNING),
+            waiting=samples.total(*_WAITING),
+            prompt_tokens_total=samples.total(*_PROMPT),
+            cached_tokens_total=samples.total(*_CACHED),
+            generation_tokens_total=samples.total(*_GENERATED),
+            preemptions_total=samples.total(*_RETRACTED),
+            started_at_s=samples.latest(_START_TIME),
+        )
+
+    def paused(self, status: int, body: bytes, *, was_healthy: bool) -> bool | None:
+        if status == 200:
+            return False
+        return True if status == 503 and was_healthy else None
+
+    def kv_sources(self, body: bytes, host: str) -> list[KvSource]:
+        try:
+            events = msgspec.json.decode(body, type=_ServerInfo).kv_events
+        except msgspec.DecodeError:
+            return []
+        if events is None or events.publisher != "zmq":
+            return []
+        sources = []
+        for rank in range(events.dp_size):
+            endpoint = reachable_endpoint(
+                f"tcp://{events.endpoint_host}:{events.endpoint_port_base}", host, port_offset=rank
+            )
+            if endpoint is None:
+                continue
+            replay = None
+            if events.replay_endpoint_port_base is not None:
+                replay = reachable_endpoint(f"tcp://*:{events.replay_endpoint_port_base}", host, port_offset=rank)
+            sources.append(KvSource(rank=rank, endpoint=endpoint, replay_endpoint=replay, topic=events.topic))
+        return sources
+
+    def call(self, action: Action, options: Mapping[str, str]) -> ControlCall | None:
+        match action:
+            case "pause":
+                mode = _PAUSE_MODES.get(options.get("mode", "abort"), options.get("mode", "abort"))
+                return _post("/pause_generation", {"mode": mode})
+            case "resume":
+                return _post("/continue_generation", {})
+            case "is_paused":
+                return ControlCall(method="GET", path="/ready")
+            case "reset_prefix_cache":
+                return _post("/flush_cache", None)
+            case "abort":
+                return _post("/abort_request", {"rid": options.get("ids", "")})
+            case "abort_all":
+                return _post("/abort_request", {"abort_all": True})
+            case "sleep":
+                return _post("/release_memory_occupation", {})
+            case "wake_up":
+                return _post("/resume_memory_occupation", {})
+
+    def goes_cold(self, path: str, query: str, body: bytes) -> bool:
+        if path.startswith("/update_weights"):
+            return _flushes(body)
+        if path == "/pause_generation":
+            return False  # abort, retract and in_place all leave the radix cache
+        return path in _COLD_PATHS
+
+
+def _flushes(body: bytes) -> bool:
+    """A weight update flushes the cache unless its body says `"flush_cache": false`."""
+    try:
+        fields: Any = msgspec.json.decode(body) if body else {}
+    except msgspec.DecodeError:
+        return True
+    return not (isinstance(fields, dict) and fields.get("flush_cache") is False)
+
+
+def _post(path: str, fields: dict[str, object] | None) -> ControlCall:
+    return ControlCall(method="POST", path=path, body=None if fields is None else msgspec.json.encode(fields))
+
+
+def _capacity_tokens(samples: Samples) -> int | None:
+    total = samples.total(*_CAPACITY)
+    if total is not None:
+        return total or None
+    parts = [samples.total(name) for name in _POOL]  # free, evictable and used slots of the pool
+    known = [part for part in parts if part is not None]
+    return sum(known) or None if len(known) == len(parts) else None
