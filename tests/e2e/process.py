@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Process:
-    """A command in a process group of its own, its output in `log`. It dies with the test run, also when that is killed."""
+    """A command in a process group of its own, its output in `log`. It dies with the test run, also a killed one."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.command = [str(part) for part in command]
@@ -66,10 +67,8 @@ class Process:
         """The whole group, at once."""
         if self.child is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         self.child.wait()
 
     def wait_healthy(self, url: str, within_s: float) -> None:

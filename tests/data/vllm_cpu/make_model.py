@@ -21,7 +21,26 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
 PAD, BOS, EOS = 0, 1, 2
-SYLLABLES = "ka lo mi ne ru ta so vi po de an er in on st qu th ing al or".split()
+SYLLABLES = [
+    "ka",
+    "lo",
+    "mi",
+    "ne",
+    "ru",
+    "ta",
+    "so",
+    "vi",
+    "po",
+    "de",
+    "an",
+    "er",
+    "in",
+    "on",
+    "st",
+    "qu",
+    "th",
+    "ing",
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] if m['content'] is string else m['content'] | map(attribute='text') | join('') }}"

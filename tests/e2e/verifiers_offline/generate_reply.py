@@ -1,5 +1,8 @@
-"""vLLM 0.32 names a sampled token `"token_id": 7` in the logprobs of /inference/v1/generate; renderers 0.1.12, which the
-train client uses, reads `"token": "token_id:7"`. Imported, this reads both; requests and all else stay stock."""
+"""Lets the train client read vLLM 0.32's replies.
+
+In the logprobs of /inference/v1/generate a sampled token is `"token_id": 7` there, where renderers 0.1.12, which the
+client uses, expects `"token": "token_id:7"`. Imported, this reads both; requests and all else stay stock.
+"""
 
 from __future__ import annotations
 

@@ -13,12 +13,7 @@ from typing import Any
 import httpx
 from verifiers.v1.interception.server import InterceptionServer
 
-_register, _unregister = async def settled() -> None:
-    """Until the calls made so far have been answered: a program that ends at once would cut the last ones."""
-    await asyncio.gather(*_calls)
-
-
-InterceptionServer.register, InterceptionServer.unregister
+_register, _unregister = InterceptionServer.register, InterceptionServer.unregister
 _calls: set[asyncio.Task[None]] = set()
 
 
