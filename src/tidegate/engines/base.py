@@ -66,6 +66,11 @@ class EngineAdapter(Protocol):
         ...
 
     @property
+    def pause_clears_cache(self) -> bool:
+        """Whether a pause, as it is made by default, empties the prefix cache."""
+        ...
+
+    @property
     def kv_sources_path(self) -> str: ...
 
     def kv_sources(self, body: bytes, host: str) -> list[KvSource]:

@@ -39,7 +39,7 @@ _NOT_FORWARDED = frozenset(
 )
 _MAX_REPORT_BYTES = 1_048_576  # of a replica's answer
 _MAX_CONNECTIONS = 4096  # replicas are hundreds; each has a scrape, a probe and a control call under way
-_MAX_CONNECTIONS_PER_REPLICA = 16
+_MAX_CONNECTIONS_PER_REPLICA = 64
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ async def call(
                 method, target, headers=_forwarded(headers, body), data=body, allow_redirects=False
             ) as response,
         ):
-            text = await _read_up_to(response, _MAX_REPORT_BYTES)
+            text = await read_up_to(response, _MAX_REPORT_BYTES)
             status = response.status
     except TimeoutError:
         return _failure(url, started_s, f"no answer within {timeout_s:g} s")
@@ -144,7 +144,7 @@ def _forwarded(headers: Sequence[tuple[str, str]], body: bytes | None) -> CIMult
     return forwarded
 
 
-async def _read_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+async def read_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():

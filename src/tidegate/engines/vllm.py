@@ -62,6 +62,7 @@ class VllmAdapter:
     )
     health_path = "/health"
     pause_probe_path = "/is_paused"
+    pause_clears_cache = True
     kv_sources_path = "/kv_event_sources"
 
     def read(self, samples: Samples) -> Reading:
