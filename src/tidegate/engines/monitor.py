@@ -131,7 +131,7 @@ class ReplicaMonitor:
         age_s = None if self._read_at_s is None else now_s - self._read_at_s
         return MonitorView(
             url=self.url,
-            engine=self.adapter and self.adapter.name,
+            engine=self.adapter.name if self.adapter else None,
             state=self._verdict.state,
             reason=self._verdict.reason,
             since_s=now_s - self._since_s,
@@ -171,6 +171,8 @@ class ReplicaMonitor:
     async def _probe(self) -> None:
         adapter = self.adapter or detect.DEFAULT
         await self._probe_pause(adapter)
+        if self.engine_paused:
+            self._health.probe_ok()  # it said so
         if self._suspended or self.engine_paused:
             return  # a paused SGLang answers no health probe, and any engine may be busy with weights
         answer = await self._get(adapter.health_path, self._config.health_timeout_s)
@@ -189,10 +191,13 @@ class ReplicaMonitor:
             return
         answer = await self._get(adapter.pause_probe_path, self._config.health_timeout_s)
         if isinstance(answer, Unanswered):
-            return  # the health probe tells why
+            if answer.kind == "connect":
+                self._set_paused(None)  # whatever it was, it is gone; the health probe tells why
+            return
+        was_healthy = self._verdict.usable or self.engine_paused is True
         if answer.status in (401, 403, 404, 405):
             self._tells_pause = False
-        self._set_paused(adapter.paused(answer.status, answer.body, was_healthy=self._verdict.usable))
+        self._set_paused(adapter.paused(answer.status, answer.body, was_healthy=was_healthy))
 
     def _set_paused(self, paused: bool | None) -> None:
         before, self.engine_paused = self.engine_paused, paused
