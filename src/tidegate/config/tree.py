@@ -28,6 +28,17 @@ class HttpConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=4096, description="Bytes kept for one direction of one request before the sender is told to wait."),
     ] = 262_144
+    replay_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Sent bytes of a request kept until its response begins, so that it can leave a replica that "
+            "fails; a longer body is let go as it is sent, and that failure answered 502. 1 MiB holds 140k token ids.",
+        ),
+    ] = 1_048_576
+    replay_total_bytes: Annotated[
+        int, Meta(ge=0, description="The same for all requests together; more are let go as they are sent.")
+    ] = 1_073_741_824
     header_timeout_s: Annotated[
         float, Meta(gt=0, description="From a connection's first byte to the end of the headers; 408 after it.")
     ] = 30.0

@@ -1,0 +1,394 @@
+"""One relayed request, from its head to its last byte: the state machine between a client and a replica.
+
+    opened -> WAITING -place-> (CONNECTING) -> SENT -> response head -> [KEPT BACK] -> STREAMING -> ended
+                 ^                  |            |            |
+                 +----- returned ---+------------+--- retry --+         reject: answered with an error, no `ended`
+
+Request bytes are kept until the head of the response goes out, so that the request can be placed again; beyond
+`http.replay_bytes` for a request, or `http.replay_total_bytes` for all, they are let go once they are sent, and a
+failure of the replica is then answered 502. A reused connection that closes without a byte of response is the
+keep-alive race, not a failure: the same replica is asked once more on a fresh connection.
+
+After the first byte of a response nothing is replayed. If nothing has gone to the client it gets a 502, else its
+connection is cut so that the message is seen to be short: no end is made up.
+
+`ended` is called exactly once for each opened exchange that was not rejected: `_settle` is the only caller, every exit
+goes through it, and it forgets the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+from tidegate.errors import ReplicaError, TidegateError
+from tidegate.proxy import chunked
+from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, RequestFraming, ResponseFraming
+from tidegate.proxy.http1_client import UpstreamConnection
+from tidegate.proxy.http1_head import ResponseLines
+from tidegate.proxy.http1_server import ClientConnection
+from tidegate.proxy.seam import Handler, Headers, Meter, RequestHead, Verdict
+from tidegate.types import Outcome, ReplicaId
+
+if TYPE_CHECKING:
+    from tidegate.proxy.pool import ReplicaPool
+    from tidegate.proxy.relay import Listener
+
+log = logging.getLogger("tidegate.proxy")
+
+KEPT_BACK_BYTES = 16_384  # of a response whose meter has not decided: room for any error object, not for a generation
+_ids = itertools.count(1)
+
+
+class RelayExchange:
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_body_complete",
+        "_chunked_in",
+        "_chunked_out",
+        "_client",
+        "_close_ends",
+        "_collecting",
+        "_connecting",
+        "_done",
+        "_handler",
+        "_head_sent",
+        "_kept_back",
+        "_listener",
+        "_onward",
+        "_replica",
+        "_reply_head",
+        "_status",
+        "_upstream",
+        "_waiting",
+        "head",
+        "http_1_0",
+        "id",
+        "meter",
+        "method",
+    )
+
+    def __init__(
+        self, listener: Listener, client: ClientConnection, head: RequestHead, framing: RequestFraming
+    ) -> None:
+        self.id = next(_ids)
+        self.head = head
+        self.meter: Meter | None = None
+        self.method = head.method
+        self.http_1_0 = client.http_1_0
+        self._listener = listener
+        self._handler: Handler | None = None  # set while `ended` is owed
+        self._client = client
+        self._onward = framing.onward
+        self._chunked_in = framing.length == CHUNKED
+        # the request
+        self._body: list[bytes] | None = []  # None: let go
+        self._body_bytes = 0
+        self._body_complete = False
+        self._collecting = False  # the handler wants the whole body first
+        # the way to a replica
+        self._waiting = False  # for place or reject
+        self._replica: ReplicaPool | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._upstream: UpstreamConnection | None = None
+        # the response
+        self._status = 0
+        self._reply_head = b""  # ready to go out
+        self._kept_back: list[bytes] | None = None  # body bytes, while the meter waits
+        self._chunked_out = False
+        self._close_ends = False  # the end of the response is the end of the connection
+        self._head_sent = False
+        self._done = False
+
+    # --- from the client ----------------------------------------------------------------------------------------
+    def open(self, body: bytes, complete: bool) -> None:
+        self._listener.exchange_opened()
+        self._keep(body)
+        self._body_complete = complete
+        if self._listener.handler.wants_body(self.head):
+            self._collecting = True
+            if not complete:
+                self._client.send_continue()
+                return
+        self._open()
+
+    def _open(self) -> None:
+        assert self._body is not None
+        body = b"".join(self._body)
+        whole = body if self._collecting else None
+        self._collecting = False
+        self._waiting = True
+        self._handler = self._listener.handler
+        self._handler.opened(self, whole)
+        if body and self.meter is not None:
+            self.meter.request_body(body)
+
+    def request_data(self, data: bytes, complete: bool) -> None:
+        if self._done:
+            return
+        self._body_complete = complete
+        if self._collecting:
+            self._keep(data)
+            if complete:
+                self._open()
+            return
+        if self.meter is not None:
+            self.meter.request_body(data)
+        upstream = self._upstream
+        if upstream is None:
+            self._keep(data)
+            if self._body_bytes > self._listener.config.buffer_bytes:
+                self._client.pause_body()
+        else:
+            if self._body is not None:
+                self._keep(data)
+                self._bound_body()
+            upstream.write(self._framed(data, complete))
+
+    def request_failed(self, error: TidegateError) -> bool:
+        self._leave_upstream()
+        self._settle("aborted", error)
+        return not self._head_sent
+
+    def client_gone(self) -> None:
+        if not self._done:
+            self._leave_upstream()
+            self._settle("aborted", None)
+
+    def pause_response(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def resume_response(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume_reading()
+
+    # --- the request's bytes ------------------------------------------------------------------------------------
+    def _keep(self, data: bytes) -> None:
+        if data and self._body is not None:
+            self._body.append(data)
+            self._body_bytes += len(data)
+            self._listener.replay_bytes += len(data)
+
+    def _bound_body(self) -> None:
+        """Let sent bytes go when they are too many to keep."""
+        config = self._listener.config
+        if self._body_bytes > config.replay_bytes or self._listener.replay_bytes > config.replay_total_bytes:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._body = None
+        self._listener.replay_bytes -= self._body_bytes
+        self._body_bytes = 0
+
+    def _framed(self, data: bytes, complete: bool) -> bytes:
+        if not self._chunked_in:
+            return data
+        if data:
+            data = chunked.encode(data)
+        return data + chunked.LAST_CHUNK if complete else data
+
+    # --- from the handler ---------------------------------------------------------------------------------------
+    def place(self, replica: ReplicaId) -> None:
+        if self._done:
+            return
+        if not self._waiting:
+            raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
+        pool = self._listener.pool
+        self._replica = pool.replica(replica)
+        self._waiting = False
+        upstream = pool.take(self._replica)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._connect(self._replica)
+
+    def reject(self, error: TidegateError) -> None:
+        if self._done:
+            return
+        if not self._waiting:
+            raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
+        self._handler = None
+        self._settle("refused", error)
+        self._client.reply_error(error, keep_alive=True)
+
+    def _give_back(self, error: ReplicaError) -> None:
+        assert self._handler is not None
+        assert self._replica is not None
+        self._waiting = True
+        self._handler.returned(self, self._replica.url, error)
+
+    # --- to the replica -----------------------------------------------------------------------------------------
+    def _connect(self, replica: ReplicaPool) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(self._connected(replica))
+
+    async def _connected(self, replica: ReplicaPool) -> None:
+        try:
+            try:
+                upstream = await self._listener.pool.connect(replica)
+            except ReplicaError as error:
+                self._connecting = None
+                self._give_back(error)
+            else:
+                self._connecting = None
+                self._send(upstream)
+        except Exception:
+            log.exception("fault while placing an exchange")
+            self._answer(TidegateError("Internal error"))
+
+    def _send(self, upstream: UpstreamConnection) -> None:
+        assert self._replica is not None
+        assert self._body is not None
+        self._upstream = upstream
+        upstream.begin(self)
+        self._client.resume_body()
+        replica = self._replica
+        start = b"%b %b%b%b" % (self.method.encode("ascii"), replica.prefix, self.head.target, replica.head_prefix)
+        body = self._framed(b"".join(self._body), self._body_complete)
+        upstream.write(b"".join((start, self._onward, body)))
+        self._bound_body()
+        if not self._body_complete:
+            self._client.send_continue()
+
+    def pause_request(self) -> None:
+        self._client.pause_body()
+
+    def resume_request(self) -> None:
+        self._client.resume_body()
+
+    def _leave_upstream(self) -> None:
+        """Stop what is under way for this exchange."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    # --- from the replica ---------------------------------------------------------------------------------------
+    def informational(self, framing: ResponseFraming) -> None:
+        if not self.http_1_0 and not self._done:
+            self._client.write(framing.onward + b"\r\n")
+
+    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> None:
+        self._status = response.status
+        self._close_ends = framing.length == UNTIL_CLOSE or (framing.length == CHUNKED and self.http_1_0)
+        self._chunked_out = framing.length == CHUNKED and not self.http_1_0
+        self._reply_head = framing.onward
+        verdict: Verdict = "pass"
+        if self.meter is not None:
+            verdict = self.meter.response_head(response.status, response.headers)
+        if complete:
+            self._kept_back = [] if verdict == "wait" else None
+            if not (verdict == "retry" and self._retry(response.headers)):
+                self.response_data(b"", complete=True)
+        elif verdict == "wait":
+            self._kept_back = []
+        elif verdict == "retry":
+            self._retry(response.headers)
+
+    def response_data(self, data: bytes, *, complete: bool) -> None:
+        if self._done:
+            return
+        verdict: Verdict = "pass"
+        if self.meter is not None:
+            if data:
+                verdict = self.meter.response_body(data)
+            if complete and (verdict != "retry" or self._kept_back is None):
+                verdict = self.meter.response_end()
+        if self._kept_back is not None:
+            if verdict == "retry" and self._retry(()):
+                return
+            self._kept_back.append(data)
+            if verdict == "wait" and not complete and sum(map(len, self._kept_back)) <= KEPT_BACK_BYTES:
+                return
+            data, self._kept_back = b"".join(self._kept_back), None
+        if self._chunked_out:
+            if data:
+                data = chunked.encode(data)
+            if complete:
+                data += chunked.LAST_CHUNK
+        if self._reply_head:
+            data = self._take_reply_head() + data
+        self._client.write(data)
+        if complete:
+            self._finish()
+
+    def flush(self) -> None:
+        if self._reply_head and self._kept_back is None and not self._done:
+            self._client.write(self._take_reply_head())
+
+    def _take_reply_head(self) -> bytes:
+        """From here on the request is not replayed."""
+        head, self._reply_head = self._reply_head, b""
+        self._head_sent = True
+        if self._body is not None:
+            self._let_go()
+        if self._close_ends or self._client.will_close():
+            return head + b"Connection: close\r\n\r\n"
+        if self.http_1_0:
+            return head + b"Connection: keep-alive\r\n\r\n"
+        return head + b"\r\n"
+
+    def _retry(self, headers: Headers) -> bool:
+        """The meter wants another replica. False: the request's bytes are gone, so the response goes on."""
+        if self._body is None:
+            return False
+        assert self._replica is not None
+        upstream, self._upstream = self._upstream, None
+        self._reply_head, self._kept_back = b"", None
+        if upstream is not None:
+            upstream.release(request_sent=self._body_complete)
+        error = ReplicaError(f"{self._replica.url} answered {self._status}", reason="replica_refused")
+        if self._status >= 400:
+            error.status = self._status
+        self._give_back(error)
+        return True
+
+    def _finish(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.release(request_sent=self._body_complete)
+        status = self._status
+        self._settle("ok" if status < 400 else "refused" if status in (429, 503) else "error", None)
+        self._client.response_done(keep_alive=not self._close_ends)
+
+    def upstream_lost(self, error: ReplicaError, *, silent: bool) -> None:
+        upstream, self._upstream = self._upstream, None
+        if self._done or upstream is None:
+            return
+        if not silent or self._body is None:
+            self._answer(error)
+        elif upstream.reused and error.reason == "replica_closed":
+            assert self._replica is not None
+            self._connect(self._replica)
+        else:
+            self._give_back(error)
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+    def _answer(self, error: TidegateError) -> None:
+        """The replica's failure is the client's answer."""
+        if self._done:
+            return
+        self._leave_upstream()
+        self._settle("replica_lost", error)
+        if self._head_sent:
+            self._client.cut(reset=self._close_ends)
+        else:
+            self._client.reply_error(error, keep_alive=True)
+
+    def _settle(self, outcome: Outcome, error: TidegateError | None) -> None:
+        self._done = True
+        self._waiting = False
+        if self._body is not None:
+            self._let_go()
+        handler, self._handler = self._handler, None
+        self._listener.exchange_ended()
+        if handler is not None:
+            try:
+                handler.ended(self, outcome, error)
+            except Exception:
+                log.exception("fault in the handler at the end of an exchange")

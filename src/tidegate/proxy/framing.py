@@ -1,0 +1,221 @@
+"""Header rules, pure: where a message's body ends, what belongs to one hop only, and what goes on.
+
+Requests (RFC 9112, 3 and 6):
+- HTTP/1.1 needs exactly one valid Host; HTTP/1.0 at most one. An absolute-form target is accepted for http and https:
+  its authority counts and the rest becomes the origin form. CONNECT and Upgrade are refused, but for `Upgrade: h2c`,
+  which is ignored as RFC 9110, 7.8 allows: Java's stock client always sends it.
+- Transfer-Encoding must be one header that says exactly `chunked`; never in HTTP/1.0, never beside Content-Length.
+- Expect: 100-continue is answered by the gate and not forwarded; any other expectation is 417.
+- Going on: all lines as they came but Host (set for the replica), the hop-by-hop ones, and those that Connection names
+  (Host, Content-Length and Transfer-Encoding cannot be removed that way). A Via line is added, as a gateway must; a
+  request that already carries this process's own Via has come round in a circle and is refused. X-Forwarded-For is
+  neither added nor changed: engines do not use it and the bytes stay the client's.
+
+Responses (RFC 9112, 6.3): HEAD, 204 and 304 have no body; else `chunked`, else Content-Length, else until the
+connection closes. Anything else in Transfer-Encoding, or 101, is an invalid response. The framing is kept towards the
+client; an HTTP/1.0 client gets a chunked body without its framing, ended by the connection's close.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from enum import Enum, auto
+from typing import NamedTuple
+
+from tidegate.errors import MalformedRequest, RequestError
+from tidegate.proxy.http1_head import InvalidHead, RequestLines, ResponseLines
+
+LENGTH_MAX_DIGITS = 15  # a petabyte; no overflow in any peer
+HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
+ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)\Z", re.IGNORECASE | re.DOTALL)
+PSEUDONYM = b"tidegate-" + secrets.token_hex(4).encode()  # this process in a Via line
+VIA = b"Via: 1.1 " + PSEUDONYM
+UNTIL_CLOSE = -1
+CHUNKED = -2
+
+
+class Rule(Enum):
+    DROP = auto()
+    HOST = auto()
+    LENGTH = auto()
+    CODING = auto()
+    CONNECTION = auto()
+    EXPECT = auto()
+    UPGRADE = auto()
+    VIA = auto()
+
+
+HOP_BY_HOP = {
+    b"connection": Rule.CONNECTION,
+    b"transfer-encoding": Rule.CODING,
+    b"content-length": Rule.LENGTH,
+    b"keep-alive": Rule.DROP,
+    b"te": Rule.DROP,
+    b"trailer": Rule.DROP,
+    b"proxy-authenticate": Rule.DROP,
+    b"proxy-authentication-info": Rule.DROP,
+    b"proxy-authorization": Rule.DROP,
+    b"proxy-connection": Rule.DROP,
+}
+REQUEST_RULES = {
+    **HOP_BY_HOP,
+    b"host": Rule.HOST,
+    b"expect": Rule.EXPECT,
+    b"upgrade": Rule.UPGRADE,
+    b"via": Rule.VIA,
+}
+RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": Rule.DROP}
+NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding"))
+
+
+class RequestFraming(NamedTuple):
+    target: bytes  # origin form, or *
+    length: int  # of the body; CHUNKED
+    keep_alive: bool
+    expects_continue: bool
+    onward: bytes  # the header lines that go on, from after Host to the empty line
+
+
+class ResponseFraming(NamedTuple):
+    length: int  # of the body; CHUNKED, UNTIL_CLOSE
+    keep_alive: bool  # whether the replica will keep the connection
+    onward: bytes  # status and header lines that go on, each with its CRLF
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip(b" \t").lower() for token in value.split(b",")]
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > LENGTH_MAX_DIGITS:
+        raise InvalidHead("Invalid Content-Length")
+    return int(value)
+
+
+def _kept_lines(
+    lines: list[bytes], headers: list[tuple[bytes, bytes]], drop: list[int], named: list[bytes]
+) -> list[bytes]:
+    """The header lines without those at `drop` (rising) and those that Connection named."""
+    extra = [name for name in named if name not in NEVER_NAMED and name not in (b"close", b"keep-alive", b"")]
+    if extra:
+        found = {at for at, (name, _) in enumerate(headers, 1) if name.lower() in extra}
+        drop = sorted(found.union(drop))
+    kept = lines[:]
+    for at in reversed(drop):
+        del kept[at]
+    return kept
+
+
+def _origin_form(target: bytes, method: str) -> bytes:
+    if target.startswith(b"/"):
+        return target
+    if target == b"*" and method == "OPTIONS":
+        return target
+    match = ABSOLUTE.match(target)
+    if match is None or HOST.match(match[1]) is None:
+        raise MalformedRequest("Invalid request target")
+    rest = match[2]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def request_framing(request: RequestLines) -> RequestFraming:
+    """Raises MalformedRequest or another RequestError."""
+    if request.method == "CONNECT":
+        raise RequestError("CONNECT is not supported", status=405, reason="connect_not_supported")
+    length, hosts, codings, keep_alive, expects, upgrade = 0, 0, 0, not request.http_1_0, False, b""
+    drop: list[int] = []
+    named: list[bytes] = []
+    for at, (name, value) in enumerate(request.headers, 1):
+        rule = REQUEST_RULES.get(name.lower())
+        if rule is None:
+            continue
+        if rule is Rule.LENGTH:
+            length = _request_length(value)
+            continue
+        if rule is Rule.VIA:
+            if PSEUDONYM in value:
+                raise RequestError("The request has passed this gate before", status=508, reason="loop_detected")
+            continue
+        if rule is Rule.CODING:
+            if codings or value.lower() != b"chunked" or request.http_1_0:
+                raise MalformedRequest("Transfer-Encoding must be exactly chunked")
+            codings = 1
+            continue
+        drop.append(at)
+        if rule is Rule.HOST:
+            hosts += 1
+            if HOST.match(value) is None:
+                raise MalformedRequest("Invalid Host")
+        elif rule is Rule.CONNECTION:
+            named += _tokens(value)
+        elif rule is Rule.EXPECT:
+            if value.lower() != b"100-continue":
+                raise RequestError("Unknown expectation", status=417, reason="expectation_failed")
+            expects = not request.http_1_0
+        elif rule is Rule.UPGRADE:
+            upgrade = value.lower()
+    if hosts != 1 and (hosts or not request.http_1_0):
+        raise MalformedRequest("Exactly one Host header is needed")
+    if upgrade and upgrade != b"h2c" and b"upgrade" in named:
+        raise RequestError("Upgrade is not supported", reason="upgrade_not_supported")
+    if named:
+        keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
+    kept = _kept_lines(request.lines, request.headers, drop, named)
+    kept[0] = VIA
+    kept.append(b"\r\n")
+    return RequestFraming(
+        _origin_form(request.target, request.method),
+        CHUNKED if codings else length,
+        keep_alive,
+        expects,
+        b"\r\n".join(kept),
+    )
+
+
+def _request_length(value: bytes) -> int:
+    try:
+        return _length(value)
+    except InvalidHead as error:
+        raise MalformedRequest(str(error)) from None
+
+
+def has_no_body(method: str, status: int) -> bool:
+    return method == "HEAD" or status == 204 or status == 304 or status < 200
+
+
+def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> ResponseFraming:
+    """Raises InvalidHead."""
+    status = response.status
+    if status == 101:
+        raise InvalidHead("Unasked switch of protocols")
+    no_body = has_no_body(method, status)
+    length, codings, keep_alive = UNTIL_CLOSE, 0, not response.http_1_0
+    drop: list[int] = []
+    named: list[bytes] = []
+    for at, (name, value) in enumerate(response.headers, 1):
+        rule = RESPONSE_RULES.get(name.lower())
+        if rule is None:
+            continue
+        if rule is Rule.LENGTH:
+            length = _length(value)
+            if status == 204 or status < 200:
+                drop.append(at)
+        elif rule is Rule.CODING:
+            if codings or value.lower() != b"chunked":
+                raise InvalidHead("Transfer-Encoding must be exactly chunked")
+            codings = 1
+            if client_1_0 or (no_body and method != "HEAD"):
+                drop.append(at)
+        else:
+            drop.append(at)
+            if rule is Rule.CONNECTION:
+                named += _tokens(value)
+    if named:
+        keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
+    kept = _kept_lines(response.lines, response.headers, drop, named)
+    if response.http_1_0:
+        kept[0] = b"HTTP/1.1" + kept[0][8:]
+    kept.append(b"")
+    length = 0 if no_body else CHUNKED if codings else length
+    return ResponseFraming(length, keep_alive, b"\r\n".join(kept))

@@ -1,0 +1,244 @@
+"""The replica's side of the gate: one HTTP/1.1 connection, one exchange at a time.
+
+Reads responses and tells the exchange; knows nothing of clients. A response that is not valid HTTP, and any byte that
+comes without having been asked for, ends the connection: it is never put back into the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.errors import ReplicaError
+from tidegate.proxy.chunked import ChunkedDecoder, InvalidChunk
+from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, ResponseFraming, response_framing
+from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
+
+if TYPE_CHECKING:
+    from tidegate.proxy.pool import Pool, ReplicaPool
+
+log = logging.getLogger("tidegate.proxy")
+
+
+class ResponseReader(Protocol):
+    """Who a connection works for."""
+
+    method: str
+    http_1_0: bool  # the client's version
+
+    def informational(self, framing: ResponseFraming) -> None:
+        """A 1xx response other than 100 and 101."""
+        ...
+
+    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> None: ...
+    def response_data(self, data: bytes, *, complete: bool) -> None: ...
+    def flush(self) -> None:
+        """All that has arrived so far has been told."""
+        ...
+
+    def upstream_lost(self, error: ReplicaError, *, silent: bool) -> None:
+        """The connection is gone or useless before the end of the response. `silent`: not a byte of one came."""
+        ...
+
+    def pause_request(self) -> None: ...
+    def resume_request(self) -> None: ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    __slots__ = (
+        "_buffer",
+        "_decoder",
+        "_heard_s",
+        "_in_body",
+        "_keep_alive",
+        "_left",
+        "_paused",
+        "_pool",
+        "_reader",
+        "closed",
+        "idle_since_s",
+        "replica",
+        "reused",
+        "transport",
+    )
+    transport: asyncio.Transport
+
+    def __init__(self, pool: Pool, replica: ReplicaPool) -> None:
+        self._pool = pool
+        self._reader: ResponseReader | None = None
+        self._buffer = b""  # of an unfinished head
+        self._in_body = False
+        self._left = 0  # of the body; UNTIL_CLOSE; CHUNKED
+        self._decoder: ChunkedDecoder | None = None
+        self._keep_alive = False
+        self._paused = False
+        self._heard_s = 0.0
+        self.replica = replica
+        self.reused = False
+        self.closed = False
+        self.idle_since_s = 0.0
+
+    # --- the transport ------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio.Transport
+        self.transport.set_write_buffer_limits(high=self._pool.config.buffer_bytes)
+        self.replica.connections.add(self)
+
+    def eof_received(self) -> None:
+        """Returning None closes the transport. The end of the connection may be the end of the response."""
+        reader = self._reader
+        if reader is not None and self._in_body and self._left == UNTIL_CLOSE:
+            self._complete()
+            reader.response_data(b"", complete=True)
+            reader.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.replica.connections.discard(self)
+        if self._reader is None:
+            if self in self.replica.idle:
+                self.replica.idle.remove(self)
+            return
+        self._lose(ReplicaError(f"{self.replica.url} closed the connection", reason="replica_closed"))
+
+    def pause_writing(self) -> None:
+        if self._reader is not None:
+            self._reader.pause_request()
+
+    def resume_writing(self) -> None:
+        if self._reader is not None:
+            self._reader.resume_request()
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        self._pool.bytes_in += len(data)
+        if reader is None:
+            self.abort()  # nobody asked
+            return
+        self._heard_s = self._pool.now_s
+        try:
+            if self._in_body:
+                self._read_body(reader, data)
+            else:
+                self._read_head(reader, self._buffer + data if self._buffer else data)
+        except (InvalidHead, InvalidChunk) as error:
+            self._lose(ReplicaError(f"Invalid response from {self.replica.url}: {error}", reason="invalid_response"))
+        except Exception:  # a fault of ours must not leave the exchange unaccounted
+            log.exception("fault while reading a response")
+            self._lose(ReplicaError("Internal error", status=500, reason="internal_error"))
+        reader.flush()
+
+    # --- responses ----------------------------------------------------------------------------------------------
+    def _read_head(self, reader: ResponseReader, data: bytes) -> None:
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                if len(data) > self._pool.config.max_header_bytes:
+                    raise InvalidHead("Headers too large")
+                self._buffer = data
+                return
+            response = parse_response(data[:end])
+            framing = response_framing(response, reader.method, reader.http_1_0)
+            data = data[end:]
+            if response.status >= 200:
+                break
+            if response.status != 100:
+                reader.informational(framing)
+            if not data:
+                self._buffer = b""
+                return
+        self._buffer = b""
+        self._in_body = True
+        self._keep_alive = framing.keep_alive
+        self._left = framing.length
+        if self._left == CHUNKED:
+            self._decoder = ChunkedDecoder()
+        if self._left == 0:
+            self._complete(data)
+            reader.response_head(response, framing, complete=True)
+            return
+        reader.response_head(response, framing, complete=False)
+        if data and self._reader is reader:
+            self._read_body(reader, data)
+
+    def _read_body(self, reader: ResponseReader, data: bytes) -> None:
+        left = self._left
+        complete = False
+        if left > 0:
+            if len(data) >= left:
+                complete = True
+                rest = data[left:] if len(data) > left else b""
+                data = data[:left] if rest else data
+                self._complete(rest)
+            else:
+                self._left = left - len(data)
+        elif left == CHUNKED:
+            decoder = self._decoder
+            assert decoder is not None
+            data = decoder.feed(data)
+            complete = decoder.done
+            if complete:
+                self._complete(decoder.rest)
+        if data or complete:
+            reader.response_data(data, complete=complete)
+
+    def _complete(self, rest: bytes = b"") -> None:
+        """The response is whole. `rest` came after it, unasked: the connection cannot be trusted with another."""
+        if rest or self._left == UNTIL_CLOSE:
+            self._keep_alive = False
+        self._in_body = False
+        self._decoder = None
+        self._left = 0
+        self._reader = None
+
+    def _lose(self, error: ReplicaError) -> None:
+        reader, self._reader = self._reader, None
+        silent = not self._in_body and not self._buffer and error.reason in SILENT
+        self.abort()
+        if reader is not None:
+            reader.upstream_lost(error, silent=silent)
+
+    # --- what an exchange may ask -------------------------------------------------------------------------------
+    def begin(self, reader: ResponseReader) -> None:
+        self._reader = reader
+        self._heard_s = self._pool.now_s
+
+    def write(self, data: bytes) -> None:
+        self._pool.bytes_out += len(data)
+        self.transport.write(data)
+
+    def release(self, *, request_sent: bool) -> None:
+        """After the end of the response."""
+        if request_sent and self._keep_alive and not self.closed:
+            self.resume_reading()
+            self._pool.put_back(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once. The exchange is not told: it asked, or has been told."""
+        self._reader = None
+        self.closed = True
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._heard_s = self._pool.now_s
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def check_silence(self, since_s: float) -> None:
+        if self._reader is not None and not self._paused and self._heard_s <= since_s:
+            self._lose(
+                ReplicaError(f"{self.replica.url} sent nothing for too long", status=504, reason="response_timeout")
+            )
+
+
+SILENT = frozenset(("replica_closed", "response_timeout"))
