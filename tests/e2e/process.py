@@ -63,6 +63,12 @@ class Process:
         """To the process alone, as a supervisor sends SIGTERM."""
         os.kill(self.pid, number)
 
+    def terminate(self, within_s: float = 30.0) -> None:
+        """SIGTERM, and wait for its end."""
+        self.signal(signal.SIGTERM)
+        assert self.child is not None
+        self.child.wait(within_s)
+
     def kill(self) -> None:
         """The whole group, at once."""
         if self.child is None:

@@ -53,13 +53,13 @@ class VllmReplica:
     ) -> None:
         port, events, replay = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
-        self.kv_events_endpoint = f"tcp://127.0.0.1:{events}"
+        self.kv_replay_endpoint = f"tcp://127.0.0.1:{replay}"
         self.kv_capacity_tokens = num_gpu_blocks * BLOCK_TOKENS
         kv_events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": f"tcp://*:{events}",  # `*` makes the engine bind; a host name would make it connect
-            "replay_endpoint": f"tcp://127.0.0.1:{replay}",
+            "replay_endpoint": self.kv_replay_endpoint,
             "topic": "kv",
         }
         settings: dict[str, object] = {

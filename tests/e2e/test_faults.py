@@ -1,0 +1,154 @@
+"""Replicas that die, drain and come back while rollouts run through them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.e2e.conftest import Replica, StartGate
+from tests.e2e.engine_metrics import total
+from tests.e2e.gate import Gate, replica_of
+from tests.e2e.inference import completion, encode, token_ids
+from tests.e2e.turns import JSON, finish, turn
+from tests.e2e.waiting import until
+
+LONG_TOKENS = 7000
+
+
+@pytest.fixture
+def pair(own_replicas: list[Replica]) -> Iterator[list[Replica]]:
+    """Both run when the test begins."""
+    ended = [replica for replica in own_replicas if not replica.process.alive]
+    for replica in ended:
+        replica.restart()
+    for replica in ended:
+        replica.wait_ready()
+    yield own_replicas
+
+
+@pytest.fixture
+async def gate(start_gate: StartGate, pair: list[Replica], client: aiohttp.ClientSession, tmp_path: Path) -> Gate:
+    settings = {"TIDEGATE_RECORD_PATH": str(tmp_path / "decisions.jsonl")}
+    gate = start_gate([replica.url for replica in pair], settings=settings)
+    await gate.ready(client, 2)
+    return gate
+
+
+async def serving(gate: Gate, client: aiohttp.ClientSession, pair: list[Replica]) -> tuple[Replica, Replica]:
+    """The replica that runs the one request there is, and the other."""
+    state = await until(
+        lambda: gate.state(client), lambda state: any(replica["requests"] for replica in state["replicas"])
+    )
+    busy, idle = sorted(pair, key=lambda replica: -replica_of(state, replica.url)["requests"])
+    return busy, idle
+
+
+def stream(client: aiohttp.ClientSession, gate: Gate, session: str) -> Any:
+    body = completion(token_ids(20, session), LONG_TOKENS, stream=True)
+    headers = {**JSON, "X-Session-ID": session}
+    return client.post(f"{gate.url}/v1/completions", data=encode(body), headers=headers)
+
+
+async def prompt_tokens(client: aiohttp.ClientSession, replica: Replica) -> float:
+    return await total(client, replica.url, "vllm:prompt_tokens_total")
+
+
+async def test_a_replica_killed_before_the_first_byte_passes_its_request_on(
+    gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
+) -> None:
+    prompt = token_ids(20, "unsent")
+    request = asyncio.create_task(turn(client, gate.url, "unsent", prompt, LONG_TOKENS))
+    busy, other = await serving(gate, client, pair)
+    await until(lambda: total(client, busy.url, "vllm:num_requests_running"), lambda running: running == 1)
+    busy.process.kill()
+    reply = await request
+    assert reply["usage"]["completion_tokens"] == LONG_TOKENS
+    assert replica_of(await gate.state(client), other.url)["sessions"] == 1
+    await finish(client, gate.url, "unsent")
+    await gate.idle(client)
+
+
+async def test_a_replica_killed_mid_stream_cuts_it_and_nothing_is_replayed(
+    gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
+) -> None:
+    received = b""
+    async with stream(client, gate, "cut") as reply:
+        received += await reply.content.readany()
+        busy, other = await serving(gate, client, pair)
+        before = await prompt_tokens(client, other)
+        busy.process.kill()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            while chunk := await reply.content.readany():
+                received += chunk
+    assert b"[DONE]" not in received
+    assert await prompt_tokens(client, other) == before
+    state = await gate.state(client)
+    assert state["requests"]["in_flight"] == 0
+    await turn(client, gate.url, "cut")  # the session goes on elsewhere
+    assert replica_of(await gate.state(client), other.url)["sessions"] == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole replies", "streams"])
+async def test_a_draining_replica_answers_nobody_with_an_empty_abort(
+    streamed: bool, gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
+) -> None:
+    """While it drains it says 200, with no token and finish_reason `abort`, to whoever asks."""
+    for number in range(4):
+        await turn(client, gate.url, f"old {number}")
+    async with stream(client, gate, "keeps it draining") as reply:
+        await reply.content.readany()
+        busy, other = await serving(gate, client, pair)
+        busy.process.signal(signal.SIGTERM)
+        await until(lambda: drained_answer(client, busy), lambda text: '"abort"' in text)
+        sessions = [f"{age} {number}" for age in ("old", "new") for number in range(4)]
+        replies = await asyncio.gather(*(ask(client, gate, session, streamed) for session in sessions))
+        busy.process.kill()
+    assert all(tokens == 4 for tokens in replies), replies
+    assert replica_of(await gate.state(client), other.url)["sessions"] >= 8
+
+
+async def drained_answer(client: aiohttp.ClientSession, replica: Replica) -> str:
+    async with client.post(f"{replica.url}/v1/completions", json=completion("x", 1)) as reply:
+        return await reply.text()
+
+
+async def ask(client: aiohttp.ClientSession, gate: Gate, session: str, streamed: bool) -> int:
+    """How many tokens came back."""
+    if not streamed:
+        return int((await turn(client, gate.url, session))["usage"]["completion_tokens"])
+    body = completion(token_ids(64, session), 4, stream=True, stream_options={"include_usage": True})
+    headers = {**JSON, "X-Session-ID": session}
+    async with client.post(f"{gate.url}/v1/completions", data=encode(body), headers=headers) as reply:
+        lines = (await reply.text()).split("\n\n")
+    assert lines[-2] == "data: [DONE]"
+    usages = [json.loads(line.removeprefix("data: ")).get("usage") for line in lines[:-2]]
+    return next((int(usage["completion_tokens"]) for usage in usages if usage), 0)
+
+
+async def test_a_restarted_replica_is_used_again_and_known_to_be_empty(
+    gate: Gate, pair: list[Replica], client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    sessions = [f"s{number}" for number in range(6)]
+    await asyncio.gather(*(turn(client, gate.url, session) for session in sessions))
+    gone = pair[0]
+    gone.process.kill()
+    await asyncio.gather(*(turn(client, gate.url, session) for session in sessions))
+    state = await until(lambda: gate.state(client), lambda state: not replica_of(state, gone.url)["ready"])
+    assert replica_of(state, pair[1].url)["sessions"] == 6
+    gone.start()
+    await until(lambda: gate.state(client), lambda state: replica_of(state, gone.url)["ready"], within_s=300)
+    await asyncio.gather(*(turn(client, gate.url, f"later {number}") for number in range(4)))
+    state = await gate.state(client)
+    assert replica_of(state, gone.url)["sessions"] == 4  # the least loaded one takes all new sessions
+
+    async def resets() -> list[Any]:
+        events = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+        return [event for event in events if "replica_reset" in json.dumps(event) and gone.url in json.dumps(event)]
+
+    await until(resets, lambda found: len(found) >= 1)
