@@ -71,12 +71,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     shares: dict[WorkloadClass, float]  # the mixture contract rho; sums to 1
     sources: dict[WorkloadClass, SessionSource]
+    skipped: tuple[str, ...] = ()  # bad lines of its trace that were left out
 
     def with_shares(self, shares: Mapping[WorkloadClass, float]) -> Workload:
         unknown = sorted(set(shares) - set(self.sources))
         if unknown:
             raise ValueError(f"no such class in workload {self.name}: {', '.join(unknown)}")
-        return Workload(name=self.name, shares=normalised(shares), sources=self.sources)
+        return msgspec.structs.replace(self, shares=normalised(shares))
 
 
 class SessionStream:

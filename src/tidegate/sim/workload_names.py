@@ -21,7 +21,7 @@ import msgspec
 from tidegate.data import CODING_AGENT_TRACE
 from tidegate.errors import ConfigError
 from tidegate.sim.distributions import QuantileFunction
-from tidegate.sim.traces import TraceSession, read_trace
+from tidegate.sim.traces import Trace, read_trace
 from tidegate.sim.workload import SessionSource, Workload, normalised
 from tidegate.sim.workload_sources import (
     Grouped,
@@ -82,18 +82,18 @@ def build_workload(name: str, options: WorkloadOptions) -> Workload:
 
 
 def _paper(options: WorkloadOptions) -> Workload:
-    sessions = _recorded(options)
+    trace = _recorded(options)
     factor = options.context_tokens / PAPER_CONTEXT_TOKENS
-    prompts = [turn.prompt_tokens for session in sessions for turn in session.turns]
-    outputs = [turn.output_tokens for session in sessions for turn in session.turns]
+    prompts = [turn.prompt_tokens for session in trace.sessions for turn in session.turns]
+    outputs = [turn.output_tokens for session in trace.sessions for turn in session.turns]
     prompt = quantile_map(prompts, AGENTIC_PROMPT, factor)
-    return _three_classes("paper", options, sessions, prompt, quantile_map(outputs, AGENTIC_OUTPUT, factor))
+    return _three_classes("paper", options, trace, prompt, quantile_map(outputs, AGENTIC_OUTPUT, factor))
 
 
 def _trace(options: WorkloadOptions) -> Workload:
-    sessions = _recorded(options)
-    lengths = linear_map(context_factor(sessions, options.context_tokens))
-    return _three_classes("trace", options, sessions, lengths, lengths)
+    trace = _recorded(options)
+    lengths = linear_map(context_factor(trace.sessions, options.context_tokens))
+    return _three_classes("trace", options, trace, lengths, lengths)
 
 
 def _cpu_mixed(options: WorkloadOptions) -> Workload:
@@ -126,7 +126,7 @@ WORKLOADS: dict[str, Callable[[WorkloadOptions], Workload]] = {
 def _three_classes(
     name: str,
     options: WorkloadOptions,
-    sessions: tuple[TraceSession, ...],
+    trace: Trace,
     prompt: Callable[[float], float],
     output: Callable[[float], float],
 ) -> Workload:
@@ -141,13 +141,13 @@ def _three_classes(
         merge_turns=options.merge_turns,
     )
     sources: dict[WorkloadClass, SessionSource] = {
-        "agentic": TraceReplay("agentic", sessions, scale, seed=seed),
+        "agentic": TraceReplay("agentic", trace.sessions, scale, seed=seed),
         "rlvr": SingleTurn("rlvr", RLVR_PROMPT, RLVR_OUTPUT, seed=seed, limit_tokens=limit, factor=factor),
         "rlhf": SingleTurn("rlhf", RLHF_PROMPT, RLHF_OUTPUT, seed=seed, limit_tokens=limit, factor=factor),
     }
-    return Workload(name=name, shares=normalised(PAPER_SHARES), sources=sources)
+    return Workload(name=name, shares=normalised(PAPER_SHARES), sources=sources, skipped=trace.skipped)
 
 
-def _recorded(options: WorkloadOptions) -> tuple[TraceSession, ...]:
+def _recorded(options: WorkloadOptions) -> Trace:
     path = Path(options.trace) if options.trace else CODING_AGENT_TRACE
-    return read_trace(path, skip_bad=options.skip_bad).sessions
+    return read_trace(path, skip_bad=options.skip_bad)
