@@ -1,0 +1,30 @@
+"""The decision core: pure, deterministic, without I/O, clock or randomness of its own.
+
+`policies()` names every policy in the order of the contract; a new one is a module and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tidegate.policy.base import Policy
+from tidegate.policy.baselines.consistent_hash import ConsistentHash
+from tidegate.policy.baselines.least_requests import LeastRequests
+from tidegate.policy.baselines.round_robin import RoundRobin
+from tidegate.policy.baselines.static_cap import StaticCap
+from tidegate.policy.baselines.sticky_least_loaded import StickyLeastLoaded
+from tidegate.policy.ledger import Ledger
+from tidegate.policy.params import CoreParams
+
+PolicyFactory: TypeAlias = Callable[[Ledger, CoreParams, int], Policy]
+
+
+def policies() -> dict[str, PolicyFactory]:
+    return {
+        "round_robin": RoundRobin,
+        "least_requests": LeastRequests,
+        "consistent_hash": ConsistentHash,
+        "sticky_least_loaded": StickyLeastLoaded,
+        "static_cap": StaticCap,
+    }

@@ -1,9 +1,183 @@
-"""Every constant of the decision core, with its reason; mounted in the configuration as `core`."""
+"""Every constant of the decision core, with its reason; mounted in the configuration as `core`.
+
+Nothing here is tuned to a workload: times are learned or scale with what is observed, sizes are fractions of the
+replica's own capacity. What the paper leaves open is chosen here.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class LedgerParams(Struct, frozen=True, kw_only=True):
+    max_sessions: Annotated[
+        int,
+        Meta(ge=1, description="Session ids kept; a new one beyond it evicts the longest idle. At 2 KB each, 512 MB."),
+    ] = 262_144
+    max_classes: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=1024,
+            description="Workload classes told apart; further labels share the class `other`. Caps are computed per "
+            "replica and class, so this bounds the control step.",
+        ),
+    ] = 64
+    max_remembered: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Ended ids remembered, so that a late request opens a new generation and teaches the idle TTL.",
+        ),
+    ] = 16_384
+    idle_ttl_initial_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Idle time that ends a session while its class has shown too few gaps: half an hour outlives "
+            "nearly all tool calls, and a pool of dead sessions heals within it.",
+        ),
+    ] = 1800.0
+    idle_ttl_floor_s: Annotated[
+        float,
+        Meta(gt=0, description="The learned TTL is never below this: a stalled tool call must not end its session."),
+    ] = 60.0
+    idle_ttl_ceiling_s: Annotated[
+        float,
+        Meta(gt=0, description="The learned TTL is never above this: four hours, what other routers use for all."),
+    ] = 14_400.0
+    idle_gap_quantile: Annotated[
+        float,
+        Meta(gt=0, lt=1, description="Quantile of the class's observed gaps between requests that the TTL is made of."),
+    ] = 0.99
+    idle_gap_factor: Annotated[
+        float,
+        Meta(ge=1, description="TTL = this times the quantile: gaps have heavy tails; a wrong expiry costs a turn."),
+    ] = 4.0
+    idle_gap_min_samples: Annotated[
+        int,
+        Meta(ge=1, description="Observed gaps, or sessions idle now, before the TTL is learned. 32 put the 0.9 in."),
+    ] = 32
+
+
+class EstimatorParams(Struct, frozen=True, kw_only=True):
+    residency_prior_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Neutral residency of a session before any ended, alike for all classes: a minute, between a "
+            "short answer and a long agent; it weighs as much as one session.",
+        ),
+    ] = 60.0
+    footprint_prior_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Conservative footprint of a session before any was seen: half of a 128K context, what a "
+            "session holds on average at that limit.",
+        ),
+    ] = 65_536
+    footprint_prior_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="The prior footprint is at most this part of a replica: four sessions teach the rest.",
+        ),
+    ] = 0.25
+    prior_sessions: Annotated[
+        float, Meta(gt=0, description="Weight of the priors, in whole sessions observed: one, so that they fade fast.")
+    ] = 1.0
+    window_residencies: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Observations fade over this many residencies of the class: four generations of sessions "
+            "average enough, and follow a drifting policy.",
+        ),
+    ] = 4.0
+    window_floor_s: Annotated[
+        float, Meta(gt=0, description="The window is never shorter: a class of split-second requests needs some.")
+    ] = 30.0
+
+
+class ReplicaParams(Struct, frozen=True, kw_only=True):
+    stale_after_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A replica without a sample for this long has unknown state. Three scrapes of 5 s may fail "
+            "before it narrows.",
+        ),
+    ] = 20.0
+    unknown_sessions: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Live sessions up to which a replica of unknown capacity or stale state takes new ones: "
+            "progress, and far below what any replica holds.",
+        ),
+    ] = 2
+    prefill_rate_prior_tokens_per_s: Annotated[
+        float,
+        Meta(gt=0, description="Prefill rate mu until one is measured; it only scales Eq (1), alike for all replicas."),
+    ] = 8000.0
+    prefill_rate_halflife_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="The best observed rate fades with this: intervals with idle time say nothing of the rate, so "
+            "mu is a fading maximum.",
+        ),
+    ] = 300.0
+
+
+class AdmissionParams(Struct, frozen=True, kw_only=True):
+    hold_timeout_s: Annotated[
+        float | None,
+        Meta(description="A new session held this long is refused with 503. None: it waits; rollout clients do."),
+    ] = None
+    overload: Annotated[
+        Literal["hold", "reject"],
+        Meta(description="What a new session that does not fit gets: a wait, or 429 at once."),
+    ] = "hold"
+    max_waiting: Annotated[
+        int,
+        Meta(ge=0, description="Requests of sessions not yet admitted that may wait; beyond it they are refused."),
+    ] = 65_536
+    retry_after_s: Annotated[
+        float,
+        Meta(gt=0, description="Retry-After of a refusal: a turn or two of an agent, after which room has moved."),
+    ] = 5.0
+
+
+class StaticCapParams(Struct, frozen=True, kw_only=True):
+    cap: Annotated[
+        int,
+        Meta(ge=1, description="Live sessions per replica for the policy static_cap: KV capacity / maximum context."),
+    ] = 32
+
+
+class ConsistentHashParams(Struct, frozen=True, kw_only=True):
+    virtual_nodes: Annotated[
+        int, Meta(ge=1, description="Ring points per replica: 160 keeps the largest share within 25 % of the mean.")
+    ] = 160
 
 
 class CoreParams(Struct, frozen=True, kw_only=True):
-    pass
+    tick_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Control step: estimates, caps, expiry, timeouts. A second is well under a residency and well "
+            "over the cost of a step.",
+        ),
+    ] = 1.0
+    ledger: LedgerParams = LedgerParams()
+    estimators: EstimatorParams = EstimatorParams()
+    replica: ReplicaParams = ReplicaParams()
+    admission: AdmissionParams = AdmissionParams()
+    static_cap: StaticCapParams = StaticCapParams()
+    consistent_hash: ConsistentHashParams = ConsistentHashParams()

@@ -1,0 +1,1 @@
+"""The policies of other routers, one module each, with their authors' constants."""

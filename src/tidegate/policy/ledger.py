@@ -1,0 +1,515 @@
+"""The ledger: sessions, requests, replicas, classes and groups. The one mutable state of the decision core.
+
+It does the books and decides nothing. Two clocks: `now_s`, the shell's; and `now_r`, the residency clock, which stands
+still while the pool is paused, so that a weight update ages nobody. Time in our own queue is no residency either: a
+session's residency starts with its admission.
+
+Life of a session: OPENED (announced) -> HELD (its requests wait) -> LIVE (admitted and pinned) -> ENDED. Footprint =
+prompt + completion of its last answered request, plus what running requests add. Rules that past routers broke:
+- a counter is only changed by the request object that it was raised for, once: no double release, no negative load;
+- a replica that leaves keeps its load and its sessions until they end, and gets both back when it is listed again;
+- an expiry is checked before activity renews it; a session with a request running or waiting never expires;
+- the table of ids is bounded and evicts idle sessions only; sessions of one request are not in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from tidegate.policy.entities import ENDED, HELD, LIVE, OPENED, ClassLedger, Group, Replica, Request, Session
+from tidegate.policy.params import CoreParams
+from tidegate.policy.placement import LoadIndex
+from tidegate.types import (
+    UNLABELLED,
+    Ended,
+    ReplicaId,
+    ReplicaResidency,
+    ReplicaSample,
+    RequestArrived,
+    RequestEnded,
+    RequestId,
+    SessionId,
+    WorkloadClass,
+)
+
+OVERFLOW_CLASS: WorkloadClass = "other"
+
+
+class Ledger:
+    def __init__(self, params: CoreParams) -> None:
+        self.params = params
+        self.now_s = 0.0
+        self.now_r = 0.0
+        self.started = False  # the first event sets the clocks
+        self.paused = False
+        self.epoch = 0
+        self.mixture: dict[WorkloadClass, float] = {}  # the trainer's target; empty: learned from arrivals
+        self.stepped_s = 0.0  # last control step
+        self.next_step = -1  # class that the last control step ended with
+        self.sessions: dict[SessionId, Session] = {}
+        self.requests: dict[RequestId, Request] = {}
+        self.draining: dict[Session, None] = {}  # ended, with requests left
+        self.classes: list[ClassLedger] = []
+        self.groups: dict[str, Group] = {}
+        self.replicas: dict[ReplicaId, Replica] = {}
+        self.slots: list[Replica | None] = []
+        self.usable = 0  # slots that may take requests
+        self.by_sessions = LoadIndex()
+        self.by_requests = LoadIndex()
+        self._class_by_name: dict[WorkloadClass, ClassLedger] = {}
+        self._remembered: OrderedDict[SessionId, tuple[int, float | None]] = OrderedDict()  # (generation, expired_r)
+
+    # --- time --------------------------------------------------------------------------------------------------
+    def advance(self, at_s: float) -> None:
+        """An event slightly older than the last one happens now."""
+        if not self.started:
+            self.started = True
+            self.now_s = self.stepped_s = at_s
+        elif at_s > self.now_s:
+            if not self.paused:
+                self.now_r += at_s - self.now_s
+            self.now_s = at_s
+
+    # --- replicas ----------------------------------------------------------------------------------------------
+    def add_replica(self, url: ReplicaId, capacity_tokens: int | None) -> Replica:
+        replica = self.replicas.get(url)
+        if replica is None:
+            slot = next((i for i, taken in enumerate(self.slots) if taken is None), len(self.slots))
+            replica = Replica(url, slot, self.now_s, len(self.classes))
+            if slot == len(self.slots):
+                self.slots.append(replica)
+                self.by_sessions.add(slot)
+                self.by_requests.add(slot)
+            else:
+                self.slots[slot] = replica
+            self.replicas[url] = replica
+            self.usable |= replica.bit
+        elif replica.removed:
+            replica.removed = False
+            replica.added_s = self.now_s
+            replica.sampled_s = None
+            replica.totals = None
+            self.set_health(replica, True, "ok")
+        if capacity_tokens is not None:
+            replica.capacity_tokens = capacity_tokens
+        return replica
+
+    def remove_replica(self, replica: Replica) -> None:
+        replica.removed = True
+        self.set_health(replica, False, "removed")
+        self._forget_if_empty(replica)
+
+    def set_health(self, replica: Replica, usable: bool, reason: str) -> None:
+        replica.usable = usable and not replica.removed
+        replica.reason = reason
+        self.usable = self.usable | replica.bit if replica.usable else self.usable & ~replica.bit
+
+    def _forget_if_empty(self, replica: Replica) -> None:
+        if replica.removed and not replica.requests and not replica.live and not replica.tokens:
+            del self.replicas[replica.url]
+            self.slots[replica.slot] = None
+
+    def cold(self, replica: Replica) -> None:
+        """Its caches are empty."""
+        replica.cache_epoch += 1
+        replica.resident_tokens = None
+
+    def reside(self, replica: Replica, residency: ReplicaResidency) -> None:
+        replica.resident_tokens = residency.resident_tokens
+
+    def at(self, slot: int) -> Replica:
+        replica = self.slots[slot]
+        assert replica is not None
+        return replica
+
+    def stale(self, replica: Replica, now_s: float) -> bool:
+        last_s = replica.added_s if replica.sampled_s is None else replica.sampled_s
+        return now_s - last_s > self.params.replica.stale_after_s
+
+    def sample(self, replica: Replica, sample: ReplicaSample) -> None:
+        """Capacity, prefill rate, and which prefills must be done by now."""
+        if replica.sampled_s is not None and sample.at_s < replica.sampled_s:
+            return
+        replica.sampled_s = sample.at_s
+        if sample.kv_capacity_tokens is not None:
+            replica.capacity_tokens = sample.kv_capacity_tokens
+        if sample.waiting is not None:
+            replica.waiting = sample.waiting
+            if sample.waiting == 0:  # what was placed before the last sample has been scheduled since
+                replica.credit_old = replica.credit_new
+                replica.credit_new = 0
+                replica.credit_turn += 1
+        self._measure_prefill(replica, sample)
+
+    def _measure_prefill(self, replica: Replica, sample: ReplicaSample) -> None:
+        if sample.prompt_tokens_total is None:
+            return
+        computed = sample.prompt_tokens_total - (sample.cached_tokens_total or 0)
+        before, replica.totals = replica.totals, (sample.at_s, computed)
+        if before is None or sample.at_s <= before[0] or computed <= before[1]:
+            return
+        rate = (computed - before[1]) / (sample.at_s - before[0])
+        params = self.params.replica
+        faded: float = replica.prefill_rate * 0.5 ** (
+            (sample.at_s - replica.prefill_rate_at_s) / params.prefill_rate_halflife_s
+        )
+        if rate > faded:
+            replica.prefill_rate = rate
+            replica.prefill_rate_at_s = sample.at_s
+
+    def prefill_rate(self, replica: Replica) -> float:
+        return replica.prefill_rate or self.params.replica.prefill_rate_prior_tokens_per_s
+
+    def backlog_s(self, replica: Replica) -> float:
+        """d of Eq (1)."""
+        return (replica.credit_new + replica.credit_old) / self.prefill_rate(replica)
+
+    # --- classes and groups ------------------------------------------------------------------------------------
+    def klass(self, label: WorkloadClass | None) -> ClassLedger:
+        name = UNLABELLED if label is None else label
+        klass = self._class_by_name.get(name)
+        if klass is None:
+            if len(self.classes) >= self.params.ledger.max_classes - 1 and name != OVERFLOW_CLASS:
+                return self.klass(OVERFLOW_CLASS)
+            klass = ClassLedger(name, len(self.classes), self.params)
+            self.classes.append(klass)
+            self._class_by_name[name] = klass
+            for replica in self.replicas.values():
+                replica.class_live.append(0)
+                replica.class_tokens.append(0)
+        return klass
+
+    def _join_group(self, name: str | None) -> Group | None:
+        if name is None:
+            return None
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name)
+        group.sessions += 1
+        return group
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+    def open(self, id: SessionId, label: WorkloadClass | None, group: str | None, *, listed: bool = True) -> Session:
+        klass = self.klass(label)
+        generation = 0
+        if listed and (past := self._remembered.pop(id, None)) is not None:
+            generation = past[0] + 1
+            if past[1] is not None:  # it had not ended after all
+                klass.gaps.record(self.now_r - past[1])
+        session = Session(id, klass, self._join_group(group), generation, self.now_r)
+        klass.opened += 1
+        klass.started += 1
+        klass.recent += 1.0
+        if listed:
+            self.sessions[id] = session
+            klass.idle[id] = session
+        else:
+            session.listed = False
+            session.one_shot = True
+        return session
+
+    def relabel(self, session: Session, label: WorkloadClass) -> None:
+        """A session announced without a class learns it from its first request."""
+        klass = self.klass(label)
+        old = session.klass
+        if session.state != OPENED or klass is old:
+            return
+        old.opened -= 1
+        old.started -= 1
+        old.recent = max(0.0, old.recent - 1.0)
+        klass.opened += 1
+        klass.started += 1
+        klass.recent += 1.0
+        if old.idle.pop(session.id, None) is not None:
+            klass.idle[session.id] = session
+        session.klass = klass
+
+    def expired(self, session: Session) -> bool:
+        if session.running or session.waiting or session.state == ENDED:
+            return False
+        klass = session.klass
+        return self.now_r - session.last_active_r >= klass.gaps.ttl_s(len(klass.idle))
+
+    def longest_idle(self) -> Session | None:
+        best: Session | None = None
+        for klass in self.classes:
+            if klass.idle:
+                head = next(iter(klass.idle.values()))
+                if best is None or head.last_active_r < best.last_active_r:
+                    best = head
+        return best
+
+    def end_session(self, session: Session, cause: str) -> Ended | None:
+        """Idempotent. Requests that it left running stay counted until their own end, its footprint with them."""
+        state = session.state
+        if state == ENDED:
+            return None
+        klass = session.klass
+        replica = session.replica
+        if state == LIVE:
+            assert replica is not None
+            klass.live -= 1
+            klass.tokens -= session.tokens
+            klass.profile.leave(session, self.now_r)
+            self._unpin(session, replica)
+        elif state == HELD:
+            klass.held -= 1
+            klass.queue.pop(session, None)
+        else:
+            klass.opened -= 1
+        session.state = ENDED
+        klass.ended += 1
+        completed = self._completed(session, state, cause)
+        klass.completed += completed
+        if session.listed:
+            klass.idle.pop(session.id, None)
+            del self.sessions[session.id]
+            self._remember(session, cause)
+        if session.group is not None:
+            session.group.sessions -= 1
+            if not session.group.sessions:
+                del self.groups[session.group.name]
+        if session.running or session.waiting:
+            self.draining[session] = None
+        elif state == LIVE:
+            self._release_tokens(session)
+        return Ended(
+            session=session.id,
+            replica=None if replica is None else replica.url,
+            workload=klass.name,
+            cause=cause,
+            completed=completed,
+        )
+
+    @staticmethod
+    def _completed(session: Session, state: int, cause: str) -> bool:
+        """A finish counts if the session was ever admitted; an end that nobody announced, if its last request
+        succeeded."""
+        return state == LIVE and (cause == "finished" or session.last_ok)
+
+    def _remember(self, session: Session, cause: str) -> None:
+        limit = self.params.ledger.max_remembered
+        self._remembered[session.id] = (session.generation, session.last_active_r if cause == "expired" else None)
+        if len(self._remembered) > limit:
+            self._remembered.popitem(last=False)
+
+    def _pin(self, session: Session, replica: Replica) -> None:
+        session.replica = replica
+        replica.live[session] = None
+        replica.tokens += session.tokens
+        replica.class_live[session.klass.index] += 1
+        replica.class_tokens[session.klass.index] += session.tokens
+        self.by_sessions.shift(replica.slot, 1)
+        if session.group is not None:
+            session.group.on[replica.slot] = session.group.on.get(replica.slot, 0) + 1
+
+    def _unpin(self, session: Session, replica: Replica) -> None:
+        """All but its tokens, which may outlive the pin."""
+        del replica.live[session]
+        replica.class_live[session.klass.index] -= 1
+        replica.class_tokens[session.klass.index] -= session.tokens
+        self.by_sessions.shift(replica.slot, -1)
+        if session.group is not None:
+            left = session.group.on[replica.slot] - 1
+            if left:
+                session.group.on[replica.slot] = left
+            else:
+                del session.group.on[replica.slot]
+
+    def _release_tokens(self, session: Session) -> None:
+        replica = session.replica
+        if replica is not None:
+            replica.tokens -= session.tokens
+            self._forget_if_empty(replica)
+
+    def _set_tokens(self, session: Session, tokens: int) -> None:
+        delta = tokens - session.tokens
+        if not delta:
+            return
+        session.tokens = tokens
+        replica = session.replica
+        if replica is not None:
+            replica.tokens += delta
+        if session.state == LIVE:
+            klass = session.klass
+            klass.tokens += delta
+            klass.profile.grow(session, delta, self.now_r)
+            assert replica is not None
+            replica.class_tokens[klass.index] += delta
+
+    # --- requests ----------------------------------------------------------------------------------------------
+    def arrive(self, event: RequestArrived, session: Session) -> Request:
+        if event.request in self.requests:
+            raise ValueError(f"request {event.request} arrived twice")
+        request = Request(event.request, session, event.prompt_tokens, event.max_tokens, event.prefix, self.now_s)
+        self.requests[event.request] = request
+        if not session.running and not session.waiting and session.listed:
+            klass = session.klass
+            klass.idle.pop(session.id, None)
+            if session.turns:
+                klass.gaps.record(self.now_r - session.last_active_r)
+        group = session.group
+        if group is not None and not session.turns:
+            group.prefix_tokens = min(group.prefix_tokens or event.prompt_tokens, event.prompt_tokens)
+        session.turns += 1
+        return request
+
+    def hold(self, request: Request) -> None:
+        """It waits: for the admission of its session, or, with its session admitted, to go on."""
+        session = request.session
+        request.held = True
+        session.waiting += 1
+        if session.state == OPENED:
+            session.state = HELD
+            session.klass.opened -= 1
+            session.klass.held += 1
+            session.klass.queue[session] = None
+
+    def unhold(self, session: Session) -> None:
+        """Its waiting requests left; announced sessions stay open."""
+        session.state = OPENED
+        session.klass.held -= 1
+        session.klass.opened += 1
+        session.klass.queue.pop(session, None)
+
+    def place(self, request: Request, replica: Replica) -> None:
+        session = request.session
+        if request.held:
+            request.held = False
+            session.waiting -= 1
+        self._charge_prefill(request, session, replica)
+        extra = max(0, request.prompt_tokens + request.completion_tokens - session.base_tokens)
+        request.extra_tokens = extra
+        state = session.state
+        if state == LIVE:
+            if session.replica is not replica:
+                self._move(session, replica)
+            self._set_tokens(session, session.tokens + extra)
+        elif state == ENDED:
+            self._set_tokens(session, session.tokens + extra)
+        else:
+            session.tokens += extra
+            self._admit(session, replica)
+        session.cache_epoch = replica.cache_epoch
+        session.running += 1
+        replica.requests += 1
+        self.by_requests.shift(replica.slot, 1)
+        request.replica = replica
+
+    def _admit(self, session: Session, replica: Replica) -> None:
+        klass = session.klass
+        if session.state == HELD:
+            klass.held -= 1
+            klass.queue.pop(session, None)
+        else:
+            klass.opened -= 1
+        session.state = LIVE
+        session.admitted_r = self.now_r
+        klass.live += 1
+        klass.tokens += session.tokens
+        klass.profile.enter(session, self.now_r)
+        self._pin(session, replica)
+
+    def _move(self, session: Session, replica: Replica) -> None:
+        old = session.replica
+        assert old is not None
+        self._unpin(session, old)
+        old.tokens -= session.tokens
+        self._pin(session, replica)
+        session.cache_epoch = -1
+        self._forget_if_empty(old)
+
+    def _charge_prefill(self, request: Request, session: Session, replica: Replica) -> None:
+        uncached = request.prompt_tokens - self.reusable_tokens(session, replica)
+        if uncached > 0:
+            request.credit = uncached
+            request.credit_turn = replica.credit_turn
+            replica.credit_new += uncached
+
+    def reusable_tokens(self, session: Session, replica: Replica) -> int:
+        """H of Eq (1): its own footprint where it lives, else what its group's sessions left there."""
+        if session.replica is replica and session.cache_epoch == replica.cache_epoch:
+            return session.base_tokens
+        group = session.group
+        if group is not None and replica.slot in group.on:
+            return group.prefix_tokens
+        return 0
+
+    def _release_prefill(self, request: Request, replica: Replica) -> None:
+        if request.credit:
+            age = replica.credit_turn - request.credit_turn
+            if age == 0:
+                replica.credit_new -= request.credit
+            elif age == 1:
+                replica.credit_old -= request.credit
+            request.credit = 0
+
+    def progress(self, request: Request, completion_tokens: int) -> None:
+        replica = request.replica
+        if replica is None or completion_tokens <= request.completion_tokens:
+            return
+        self._release_prefill(request, replica)
+        request.completion_tokens = completion_tokens
+        self._regrow(request)
+
+    def _regrow(self, request: Request) -> None:
+        session = request.session
+        extra = max(0, request.prompt_tokens + request.completion_tokens - session.base_tokens)
+        if extra != request.extra_tokens:
+            tokens = session.tokens + extra - request.extra_tokens
+            request.extra_tokens = extra
+            self._set_tokens(session, tokens)
+
+    def take_back(self, request: Request) -> None:
+        """It runs nowhere any more; it is still wanted."""
+        replica = request.replica
+        if replica is None:
+            return
+        session = request.session
+        self._release_prefill(request, replica)
+        if request.extra_tokens:
+            self._set_tokens(session, session.tokens - request.extra_tokens)
+            request.extra_tokens = 0
+        request.replica = None
+        session.running -= 1
+        replica.requests -= 1
+        self.by_requests.shift(replica.slot, -1)
+        if replica.removed:
+            self._forget_if_empty(replica)
+
+    def _learn(self, request: Request, event: RequestEnded, replica: Replica) -> int | None:
+        """The session's footprint after this request, or None: nothing learned."""
+        prompt, completion = event.prompt_tokens, event.completion_tokens
+        if prompt is None:
+            if event.outcome != "ok":
+                return None
+            prompt = request.prompt_tokens
+        elif event.cached_tokens is not None:
+            replica.prompt_seen += prompt
+            replica.cached_seen += event.cached_tokens
+        return prompt + (request.completion_tokens if completion is None else completion)
+
+    def end_request(self, request: Request, event: RequestEnded | None) -> None:
+        """None: it was refused while it waited."""
+        session = request.session
+        del self.requests[request.id]
+        replica = request.replica
+        if replica is not None:
+            assert event is not None
+            learned = self._learn(request, event, replica)
+            self.take_back(request)
+            if learned is not None:
+                delta = learned - session.base_tokens
+                session.base_tokens = learned
+                self._set_tokens(session, session.tokens + delta)
+            session.last_ok = event.outcome == "ok"
+        elif request.held:
+            session.waiting -= 1
+        session.last_active_r = self.now_r
+        if session.running or session.waiting:
+            return
+        if session.state == ENDED:
+            del self.draining[session]
+            self._release_tokens(session)
+        elif session.listed:
+            session.klass.idle[session.id] = session
