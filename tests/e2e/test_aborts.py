@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import aiohttp
 import pytest
@@ -78,4 +79,4 @@ async def test_counts_return_to_zero_after_many_sessions_with_random_aborts(
     assert all(each["live"] == 0 and each["held"] == 0 for each in state["classes"].values()), state["classes"]
     assert all(replica["kv_used_tokens"] == 0 for replica in state["replicas"]), state["replicas"]
     for replica in replicas:
-        await until(lambda url=replica.url: unfinished_requests(client, url), lambda count: count == 0)
+        await until(partial(unfinished_requests, client, replica.url), lambda count: count == 0)

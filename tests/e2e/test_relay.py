@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,9 +38,8 @@ async def assert_same(client: aiohttp.ClientSession, gate: Gate, replica: Replic
     """The first answer warms the prefix cache: cached_tokens is part of what must be equal."""
     await answer(client, replica.url, path, body)
     direct = await answer(client, replica.url, path, body)
-    relayed = await answer(
-        client, gate.url, path, body, **{"X-Session-ID": f"relay-{path}", "X-Workload-Class": "rlhf"}
-    )
+    named = {"X-Session-ID": f"relay-{path}", "X-Workload-Class": "rlhf"}
+    relayed = await answer(client, gate.url, path, body, **named)
     assert direct[0] == 200, direct
     assert relayed == direct
     return relayed[2]
@@ -72,14 +72,10 @@ async def test_sglang_generate_is_the_engines_own(
 
 async def test_replies_depend_on_the_prompt_and_not_on_the_run(client: aiohttp.ClientSession, gate: Gate) -> None:
     """Without this, the comparisons above would hold for an engine that always says the same."""
-    one, again, other = [
-        (await answer(client, gate.url, "/v1/completions", completion(token_ids(20, seed), 8, return_token_ids=True)))[
-            2
-        ]
-        for seed in ("one", "one", "other")
-    ]
+    bodies = [completion(token_ids(20, seed), 8) for seed in ("one", "one", "other")]
+    one, again, other = [(await answer(client, gate.url, "/v1/completions", body))[2] for body in bodies]
     assert one == again
-    assert one.split(b'"usage"')[0] != other.split(b'"usage"')[0]
+    assert one != other
 
 
 @pytest.mark.parametrize("name", ["chat", "completions-ids", "inference-generate"])
@@ -165,13 +161,16 @@ async def test_a_long_prompt_sent_in_pieces_arrives_whole(
 async def test_many_streams_at_once_stay_apart(
     client: aiohttp.ClientSession, gate: Gate, replicas: list[Replica]
 ) -> None:
-    async def ids(base: str, number: int) -> bytes:
-        body = completion(token_ids(20, f"apart {number}"), 16, stream=True, return_token_ids=True)
-        return (await answer(client, base, "/v1/completions", body))[2]
+    """Each client gets the reply to its own prompt; what is generated may depend on the batch it was generated in."""
 
-    count = 12
-    relayed = await asyncio.gather(*(ids(gate.url, number) for number in range(count)))
-    direct = await asyncio.gather(*(ids(replicas[0].url, number) for number in range(count)))
-    assert relayed == direct
-    assert len(set(relayed)) == count
+    async def prompt_seen(number: int) -> list[int]:
+        body = completion(token_ids(20, f"apart {number}"), 16, stream=True, return_token_ids=True)
+        _, _, stream = await answer(client, gate.url, "/v1/completions", body)
+        lines = stream.removesuffix(b"data: [DONE]\n\n").split(b"\n\n")
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
+        assert len(chunks) > 1
+        return list(chunks[0]["choices"][0]["prompt_token_ids"])
+
+    seen = await asyncio.gather(*(prompt_seen(number) for number in range(12)))
+    assert seen == [token_ids(20, f"apart {number}") for number in range(12)]
     await until(lambda: running_requests(client, replicas[0].url), lambda running: running == 0)

@@ -18,7 +18,7 @@ async def turn(
     max_tokens: int = 4,
     workload: str | None = None,
     **body: Any,
-) -> dict[str, Any]:
+) -> Any:
     """One request of a session, which must succeed."""
     status, _, reply = await attempt(client, base, session, prompt, max_tokens, workload, **body)
     assert status == 200, reply
