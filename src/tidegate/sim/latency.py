@@ -35,14 +35,14 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # vLLM 0.32 on two CPU cores, a model of hidden size 512 with 8 layers. It prefills 4,600 tokens/s where contexts are
-# short (the linear term) and 2,400 at a context of 8k (the attention term makes the difference; 4k attended on average).
-# A closed loop of one session (24 tokens a turn, pause 0.5 s, about 250 new prompt tokens a turn) makes 0.83 turns/s, one
-# of five 3.13: together they give the cost of a step and of a sequence in it. KV reads are within the noise.
+# short (the linear term) and 2,400 at a context of 8k (the attention term makes the difference; 4k attended on
+# average). A closed loop of one session (24 tokens a turn, pause 0.5 s, about 250 new prompt tokens a turn) makes 0.83
+# turns/s, one of four 2.72: they give the cost of a step and of a sequence in it. KV reads are within the noise.
 CPU_TINY = LatencyModel(
-    step_s=0.0225,
+    step_s=0.0245,
     prefill_token_s=1 / 4600,
     attention_pair_s=(1 / 2400 - 1 / 4600) / 4096,
-    decode_seq_s=0.0035,
+    decode_seq_s=0.0003,
     kv_token_s=2.0e-7,
 )
 

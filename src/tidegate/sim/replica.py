@@ -305,7 +305,7 @@ class Replica:
     def _store(self, request: Request, computed: int) -> None:
         """Blocks that this step fills enter the prefix cache before it runs, so that the next request finds them."""
         full = min(computed, request.tokens) // self._block_size
-        if full <= request.stored:
+        if full <= request.stored or not self.config.enable_prefix_caching:
             return
         if len(request.hashes) < full:
             request.grow_hashes(full)
