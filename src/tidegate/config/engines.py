@@ -78,10 +78,14 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
     kv_event_endpoints: Annotated[
         dict[str, str],
         Meta(
-            description="ZMQ endpoints by replica URL, for engines that do not tell theirs: "
-            "tcp://*:5557 or tcp://*:5557,tcp://*:5558 with the replay socket second."
+            description="ZMQ endpoints by replica URL, for engines that do not tell theirs: tcp://*:5557, or "
+            "tcp://*:5557,tcp://*:5558 with the replay socket second. * stands for the replica's host."
         ),
     ] = {}
+    kv_event_ranks: Annotated[
+        int,
+        Meta(ge=1, description="Data-parallel ranks behind each of `kv_event_endpoints`: rank r is at port + r."),
+    ] = 1
     kv_event_block_limit: Annotated[
         int,
         Meta(

@@ -86,6 +86,18 @@ class EngineAdapter(Protocol):
         ...
 
 
+def configured_kv_sources(endpoints: str, host: str, ranks: int) -> list[KvSource]:
+    """From "tcp://*:5557" or "tcp://*:5557,tcp://*:5558", the replay socket second; rank r is at port + r."""
+    publisher, _, replayer = endpoints.partition(",")
+    sources = []
+    for rank in range(ranks):
+        endpoint = reachable_endpoint(publisher.strip(), host, port_offset=rank)
+        if endpoint is not None:
+            replay = reachable_endpoint(replayer.strip(), host, port_offset=rank)
+            sources.append(KvSource(rank=rank, endpoint=endpoint, replay_endpoint=replay))
+    return sources
+
+
 def reachable_endpoint(endpoint: str, host: str, *, port_offset: int = 0) -> str | None:
     """`endpoint` as a subscriber connects to it: a wildcard becomes the replica's host. None if it cannot be reached
     from another process."""

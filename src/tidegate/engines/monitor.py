@@ -23,8 +23,10 @@ import msgspec
 from tidegate.clock import Clock
 from tidegate.config.engines import EnginesConfig
 from tidegate.engines import detect
-from tidegate.engines.base import EngineAdapter
+from tidegate.engines.base import EngineAdapter, KvSource, configured_kv_sources
+from tidegate.engines.discovery import host_of
 from tidegate.engines.health import Health, State, Verdict
+from tidegate.engines.kv_events import KvEvents, KvEventsView
 from tidegate.engines.probe import Answer, Unanswered, get
 from tidegate.engines.prometheus import Reading, parse
 from tidegate.types import AnyEvent, ReplicaHealth, ReplicaId, ReplicaReset, ReplicaSample
@@ -50,6 +52,7 @@ class MonitorView(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int | None
     engine_paused: bool | None  # None: it does not tell
     suspended: bool
+    kv_events: KvEventsView
 
 
 class ReplicaMonitor:
@@ -76,6 +79,7 @@ class ReplicaMonitor:
         self._last_usable = last_usable
         self._rng = rng or random.Random()
         self._health = Health(config)
+        self._kv_events = KvEvents(url, config, clock, self._capacity_tokens)
         self._read_at_s: float | None = None
         self._detected_at_s: float | None = None
         self._tells_pause = True
@@ -113,6 +117,10 @@ class ReplicaMonitor:
         self._set_paused(None)
         self._probe_now.set()
 
+    def caches_cleared(self) -> None:
+        """A control call through the gate emptied the replica's prefix cache."""
+        self._kv_events.doubt()
+
     async def wait_probed(self, timeout_s: float) -> Verdict:
         """The verdict after the first probe, or what is known by then."""
         try:
@@ -141,6 +149,7 @@ class ReplicaMonitor:
             kv_capacity_tokens=self._capacity_tokens(),
             engine_paused=self.engine_paused,
             suspended=self._suspended,
+            kv_events=self._kv_events.view(),
         )
 
     # --- the task ---------------------------------------------------------------------------------------------------
@@ -148,6 +157,8 @@ class ReplicaMonitor:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._probe_forever())
             tasks.create_task(self._scrape_forever())
+            if self._config.kv_events != "off":
+                tasks.create_task(self._kv_events.run(self._find_kv_sources, self._sink))
 
     async def _probe_forever(self) -> None:
         while True:
@@ -248,6 +259,7 @@ class ReplicaMonitor:
         if before is not None and _restarted(before, reading):
             self._tells_pause = True
             self._health.restarted()
+            self._kv_events.restarted(reading.started_at_s)
             self._reset("restart")
         if reading.sleeping is not None:
             if reading.sleeping and not (before and before.sleeping):
@@ -280,6 +292,18 @@ class ReplicaMonitor:
             return configured
         return self.reading.kv_capacity_tokens if self.reading else None
 
+    async def _find_kv_sources(self) -> list[KvSource] | None:
+        host = host_of(self.url)
+        configured = self._config.kv_event_endpoints.get(self.url)
+        if configured is not None:
+            return configured_kv_sources(configured, host, self._config.kv_event_ranks)
+        if self.adapter is None:
+            return None
+        answer = await self._get(self.adapter.kv_sources_path, self._config.health_timeout_s)
+        if isinstance(answer, Unanswered) or answer.status >= 500:
+            return None
+        return self.adapter.kv_sources(answer.body, host) if answer.status == 200 else []
+
     # --- telling ----------------------------------------------------------------------------------------------------
     def _publish(self) -> None:
         if self._suspended:
@@ -294,6 +318,8 @@ class ReplicaMonitor:
         self._sink(ReplicaHealth(at_s=now_s, replica=self.url, usable=verdict.usable, reason=verdict.reason))
 
     def _reset(self, reason: str) -> None:
+        if reason != "restart":
+            self._kv_events.doubt()
         self._sink(ReplicaReset(at_s=self._clock.now_s(), replica=self.url, reason=reason))
 
     async def _get(self, path: str, timeout_s: float) -> Answer | Unanswered:
