@@ -192,6 +192,14 @@ class EngineCore:
             self._timer = self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        try:
+            self._run_due_steps()
+        except Exception:
+            self.alive = False  # /health says so, and nobody waits for ever
+            self.close()
+            raise
+
+    def _run_due_steps(self) -> None:
         self._timer = None
         slice_end_s = self._loop.time() + PUMP_SLICE_S
         while True:

@@ -132,7 +132,7 @@ class Generation(Request):
     def _tokens_to(self, chars: int) -> int:
         """How many tokens the first `chars` characters of the reply take (they are ASCII)."""
         first = len(tokenizer.piece(self.out[0]))
-        return 1 if chars <= first else 1 + -(-(chars - first) // 3)
+        return 1 if chars <= first else 1 + -(-(chars - first) // tokenizer.WORD_BYTES)
 
     def _draw(self, tokens: int) -> None:
         have = len(self.out)
@@ -157,7 +157,7 @@ class Generation(Request):
         text = tokenizer.decode(self.tokens_out(first, end))
         if self.text_limit is None:
             return text
-        before = len(tokenizer.piece(self.out[0])) + 3 * (first - 1) if first else 0
+        before = len(tokenizer.piece(self.out[0])) + tokenizer.WORD_BYTES * (first - 1) if first else 0
         return text[: max(0, self.text_limit - before)]
 
     def logprob(self, index: int) -> float:

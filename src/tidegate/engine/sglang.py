@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -119,7 +118,7 @@ def _answer(job: Job, index: int, generation: Generation) -> dict[str, Any]:
         "completion_tokens": end,
         "cached_tokens": generation.cached_tokens or 0,
         "weight_version": "default",
-        "e2e_latency": time.time() - job.created if generation.done else None,
+        "e2e_latency": generation.last_token_s - generation.arrival_s if end else 0.0,  # model time
     }
     if generation.sampling.logprobs is not None:
         meta["output_token_logprobs"] = [[generation.logprob(i), id, None] for i, id in enumerate(ids)]

@@ -1,12 +1,13 @@
 """A byte-level tokenizer without a vocabulary file: any text has tokens, and any token has bytes.
 
-A token is at most three bytes: two bytes that are not white space, with one white space byte before them if there is
-one. White space therefore always begins a token, and since every word of a reply is a white space and two letters, the
-tokens of prompt + reply + more text are the tokens of the parts, one after the other: a multi-turn conversation repeats
-its prefix exactly, token for token, whether it comes back as text or as ids.
+A token is up to three printable ASCII bytes (or up to three others, two after white space), with one white space byte
+before them if there is one. White space therefore always begins a token, and since every word of a reply is a white
+space and three letters, the tokens of prompt + reply + more text are the tokens of the parts, one after the other: a
+multi-turn conversation repeats its prefix exactly, token for token, whether it comes back as text or as ids.
 
-The id of a token is its bytes read as a number, after those of the shorter tokens; ids below `NUM_SPECIAL` are marks of
-the chat template. Ids are 32-bit: `bytes` of them is how the engine keeps token sequences.
+The id of a token is its bytes read as a number, after those of the shorter tokens (four bytes are ASCII: seven bits
+each); ids below `NUM_SPECIAL` are marks of the chat template. Ids are 32-bit: `bytes` of them is how the engine keeps
+token sequences.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ EOS = 0
 TURN = 1  # begins a message; the role's name follows
 SEP = 2  # ends the role's name
 NUM_SPECIAL = 16
-_FIRST = (0, NUM_SPECIAL, NUM_SPECIAL + 256, NUM_SPECIAL + 256 + 65536)  # first id by length in bytes
-VOCAB_SIZE = _FIRST[3] + 256**3
+_FIRST = tuple(NUM_SPECIAL + before for before in (0, 0, 2**8, 2**8 + 2**16, 2**8 + 2**16 + 2**24))  # by length
+VOCAB_SIZE = _FIRST[4] + 2**28
 TOKEN_BYTES = 4
 
-_PIECE = re.compile(rb"[ \t\r\n]?[^ \t\r\n]{1,2}|[ \t\r\n]")
+_WHITE = rb"[ \t\r\n]"
+_OTHER = rb"[^ \t\r\n\x21-\x7e]"
+_PIECE = re.compile(rb"%b?[\x21-\x7e]{1,3}|%b%b{1,2}|%b{1,3}|%b" % (_WHITE, _WHITE, _OTHER, _OTHER, _WHITE))
 _SPECIAL_TEXT = {EOS: b"<|end|>", TURN: b"<|turn|>", SEP: b"<|sep|>"}
 
 
@@ -46,6 +49,8 @@ def count(tokens: bytes) -> int:
 
 @lru_cache(maxsize=65536)
 def _id(piece: bytes) -> int:
+    if len(piece) == 4:
+        return _FIRST[4] + (piece[0] << 21 | piece[1] << 14 | piece[2] << 7 | piece[3])
     return _FIRST[len(piece)] + int.from_bytes(piece, "big")
 
 
@@ -56,6 +61,9 @@ def piece(id: int) -> bytes:
     if id < NUM_SPECIAL:
         return b""
     id = NUM_SPECIAL + (id - NUM_SPECIAL) % (VOCAB_SIZE - NUM_SPECIAL)
+    if id >= _FIRST[4]:
+        id -= _FIRST[4]
+        return bytes((id >> 21, id >> 14 & 127, id >> 7 & 127, id & 127))
     length = 3 if id >= _FIRST[3] else 2 if id >= _FIRST[2] else 1
     return (id - _FIRST[length]).to_bytes(length, "big")
 
@@ -115,7 +123,15 @@ def _head(role: str) -> bytes:
 
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
-# The vocabulary of replies: 64 * 64 words of two letters, indexed by 12 random bits; after a space, or at the very
-# beginning of a chat message without one.
-WORDS: tuple[int, ...] = tuple(_id(bytes((32, a, b))) for a in _LETTERS for b in _LETTERS)
-BARE_WORDS: tuple[int, ...] = tuple(_id(bytes((a, b))) for a in _LETTERS for b in _LETTERS)
+
+
+def _word(draw: int) -> bytes:
+    """Three letters for 12 bits: the third follows from the other two."""
+    first, second = divmod(draw, 64)
+    return bytes((_LETTERS[first], _LETTERS[second], _LETTERS[(7 * first + 13 * second + 5) % 64]))
+
+
+# The vocabulary of replies: 4096 words, each one token; after a space, or at the very beginning of a chat message.
+WORDS: tuple[int, ...] = tuple(_id(b" " + _word(draw)) for draw in range(4096))
+BARE_WORDS: tuple[int, ...] = tuple(_id(_word(draw)) for draw in range(4096))
+WORD_BYTES = 4
