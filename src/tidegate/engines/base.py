@@ -56,6 +56,13 @@ class EngineAdapter(Protocol):
     def read(self, samples: Samples) -> Reading: ...
 
     @property
+    def loads_path(self) -> str | None:
+        """Where an engine whose /metrics is off tells its load all the same."""
+        ...
+
+    def read_loads(self, body: bytes) -> Reading | None: ...
+
+    @property
     def health_path(self) -> str: ...
 
     @property

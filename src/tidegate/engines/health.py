@@ -171,7 +171,7 @@ class Health:
         if self._paused:
             return State.PAUSED
         if self._left_until_s is not None:
-            if now_s < self._left_until_s or any(self._failures.values()):
+            if now_s < self._left_until_s or self._failures["connect"] or self._failures["status"]:
                 return self._left_state
             self._left_until_s = None
             self._trial_probes_left = _HALF_OPEN_PROBES

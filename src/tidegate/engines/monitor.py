@@ -84,6 +84,7 @@ class ReplicaMonitor:
         self._detected_at_s: float | None = None
         self._tells_pause = True
         self._suspended = False
+        self._scraping = asyncio.Lock()  # readings are taken in the order in which they were made
         self._probed = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._verdict = Verdict(State.STARTING, "starting")
@@ -164,6 +165,8 @@ class ReplicaMonitor:
         while True:
             self._probe_now.clear()
             await self._probe()
+            if self._health.verdict(self._clock.now_s()).usable and not self._verdict.usable:
+                await self._scrape()  # whether it restarted must be told before requests go there again
             self._publish()
             self._probed.set()
             try:
@@ -221,15 +224,19 @@ class ReplicaMonitor:
 
     # --- numbers ----------------------------------------------------------------------------------------------------
     async def _scrape(self) -> None:
-        answer = await self._get("/metrics", self._config.scrape_timeout_s)
-        if isinstance(answer, Unanswered) or answer.status != 200:
-            await self._detect_without_metrics(answer)
-            return
-        text = answer.body.decode("utf-8", errors="replace")
-        adapter = detect.by_metrics(text)
-        if adapter is None:
-            return
-        self._adopt(adapter)
+        async with self._scraping:
+            answer = await self._get("/metrics", self._config.scrape_timeout_s)
+            if isinstance(answer, Unanswered):
+                return
+            text = answer.body.decode("utf-8", errors="replace") if answer.status == 200 else ""
+            adapter = detect.by_metrics(text)
+            if adapter is None:
+                await self._scrape_without_metrics()
+            else:
+                self._adopt(adapter)
+                self._read(adapter, text)
+
+    def _read(self, adapter: EngineAdapter, text: str) -> None:
         try:
             samples = parse(text, adapter.metric_names)
         except ValueError as error:
@@ -237,16 +244,19 @@ class ReplicaMonitor:
             return
         self._take(adapter.read(samples))
 
-    async def _detect_without_metrics(self, answer: Answer | Unanswered) -> None:
-        """An engine without /metrics is asked in other ways, now and then."""
+    async def _scrape_without_metrics(self) -> None:
+        """An engine started without /metrics: what it is is asked now and then, and its numbers as it offers them."""
         now_s = self._clock.now_s()
-        if isinstance(answer, Unanswered) or self.adapter is not None:
-            return
-        if self._detected_at_s is None or now_s - self._detected_at_s >= _DETECT_PERIOD_S:
+        if self.adapter is None and (self._detected_at_s is None or now_s - self._detected_at_s >= _DETECT_PERIOD_S):
             self._detected_at_s = now_s
-            adapter = await detect.detect(self._client, self.url, self._config.health_timeout_s)
-            if adapter is not None:
-                self._adopt(adapter)
+            self.adapter = await detect.detect(self._client, self.url, self._config.health_timeout_s)
+        if self.adapter is None or self.adapter.loads_path is None:
+            return
+        answer = await self._get(self.adapter.loads_path, self._config.scrape_timeout_s)
+        if isinstance(answer, Answer) and answer.status == 200:
+            reading = self.adapter.read_loads(answer.body)
+            if reading is not None:
+                self._take(reading)
 
     def _adopt(self, adapter: EngineAdapter) -> None:
         if self.adapter is not adapter:

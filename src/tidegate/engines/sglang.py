@@ -1,6 +1,7 @@
 """SGLang, as of 0.5.23; names of older releases are accepted too.
 
-It has no path that tells a pause: /ready answers 503 while it is paused, and /health, which generates a token, hangs.
+Its /metrics is off unless started with --enable-metrics; /v1/loads tells the load then, but no totals, so a restart
+and the hit rate cannot be seen. It has no path that tells a pause: /ready answers 503 while it is paused, and /health, which generates a token, hangs.
 A 503 of /ready from a replica that was healthy is therefore a pause, and /health is not asked then.
 """
 
@@ -42,12 +43,26 @@ class _ServerInfo(msgspec.Struct):
     kv_events: _KvEvents | None = None
 
 
+class _Load(msgspec.Struct):
+    """Of one data-parallel rank."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    max_total_num_tokens: int
+    token_usage: float
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
 class SglangAdapter:
     name: EngineName = "sglang"
     metrics_prefix = "sglang:"
     metric_names = frozenset(
         {_START_TIME}.union(_CAPACITY, _POOL, _KV_USED, _RUNNING, _WAITING, _PROMPT, _CACHED, _GENERATED, _RETRACTED)
     )
+    loads_path: str | None = "/v1/loads?include=core"
     health_path = "/health"
     pause_probe_path = "/ready"
     pause_clears_cache = False
@@ -64,6 +79,20 @@ class SglangAdapter:
             generation_tokens_total=samples.total(*_GENERATED),
             preemptions_total=samples.total(*_RETRACTED),
             started_at_s=samples.latest(_START_TIME),
+        )
+
+    def read_loads(self, body: bytes) -> Reading | None:
+        try:
+            loads = msgspec.json.decode(body, type=_Loads).loads
+        except msgspec.DecodeError:
+            return None
+        if not loads:
+            return None
+        return Reading(
+            kv_capacity_tokens=sum(load.max_total_num_tokens for load in loads) or None,
+            kv_used_fraction=sum(load.token_usage for load in loads) / len(loads),
+            running=sum(load.num_running_reqs for load in loads),
+            waiting=sum(load.num_waiting_reqs for load in loads),
         )
 
     def paused(self, status: int, body: bytes, *, was_healthy: bool) -> bool | None:

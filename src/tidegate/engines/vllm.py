@@ -60,6 +60,7 @@ class VllmAdapter:
             _KV_USED, _RUNNING, _WAITING, _PROMPT, _CACHED, _LOOKED_UP, _FOUND, _GENERATED, _PREEMPTED
         )
     )
+    loads_path: str | None = None
     health_path = "/health"
     pause_probe_path = "/is_paused"
     pause_clears_cache = True
@@ -85,6 +86,9 @@ class VllmAdapter:
             sleeping=_sleeping(samples),
             started_at_s=samples.latest(_START_TIME),
         )
+
+    def read_loads(self, body: bytes) -> Reading | None:
+        return None
 
     def paused(self, status: int, body: bytes, *, was_healthy: bool) -> bool | None:
         if status != 200:
