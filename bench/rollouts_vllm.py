@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Rollouts on two real vLLM CPU replicas: tidegate's policies against vllm-router's.
+
+Closed-loop sessions of mixed classes (workload cpu-mixed) on two replicas of 16,384 KV tokens. Every router gets the
+same sessions from the same driver; repeats are interleaved, the order of routers rotates from repeat to repeat; each
+run starts with a fresh router, idle engines and empty prefix caches. Routers are started as their users start them:
+vllm-router with prime-rl's flags, tidegate with its defaults.
+
+    make bench-vllm
+    .venv/bin/python bench/rollouts_vllm.py --concurrency 16,24 --duration-s 60 --repeats 1   # a short one
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from rich.console import Console
+
+from tidegate.bench.client import ClientOptions
+from tidegate.bench.comparison import Comparison, Run
+from tidegate.bench.driver import LoadDriver, LoadOptions, LoadResult
+from tidegate.bench.processes import Server, Servers, free_ports, sigterm_ends
+from tidegate.bench.scrape import engine_totals
+from tidegate.sim.workload_names import WorkloadOptions, build_workload
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.vllm.replica import BLOCK_TOKENS, VllmReplica  # noqa: E402  (the end-to-end suite's replicas)
+
+REPLICAS = 2
+KV_BLOCKS = 512  # of 32 tokens: 16,384
+VOCAB_SIZE = 4096  # of the model "small"
+IDLE_S = 120.0  # for the engines to finish what a run left behind
+ROUTER_START_S = 60.0
+POLICIES = "vllm-router:consistent_hash,vllm-router:sticky_least_loaded,vllm-router:cache_aware,tidegate:misa_t"
+
+
+def main() -> None:
+    arguments = parse()
+    console = Console(width=max(Console().width, 160))
+    out: Path = arguments.out
+    with sigterm_ends(), Servers(out / "logs") as servers:
+        replicas = [vllm_replica(out / "logs" / f"vllm-{number}.log") for number in range(REPLICAS)]
+        try:
+            for replica in replicas:
+                replica.start()
+            for replica in replicas:
+                replica.wait_ready()
+            runs = asyncio.run(sweep(arguments, servers, [replica.url for replica in replicas], console))
+        finally:
+            for replica in replicas:
+                replica.process.kill()
+    comparison = Comparison(runs)
+    console.print(comparison.rates_table())
+    console.print(comparison.ratios_table("tidegate", "vllm-router"))
+    console.print(f"every run: {out / 'rollouts_vllm.json'}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", default=POLICIES, help="ROUTER:POLICY,...")
+    parser.add_argument("--concurrency", default="8,12,16,24,48", help="sessions in flight")
+    parser.add_argument("--duration-s", type=float, default=90.0)
+    parser.add_argument("--warmup-s", type=float, default=30.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="repeat i has seed + i")
+    parser.add_argument("--out", type=Path, default=ROOT / "out")
+    parser.add_argument("--vllm-router", type=Path, default=ROOT / ".venv-bench/bin/vllm-router")
+    parser.add_argument("--serve-flags", default="", help="further flags of tidegate serve")
+    arguments = parser.parse_args()
+    arguments.policies = [tuple(name.split(":", 1)) for name in arguments.policies.split(",")]
+    arguments.concurrency = [int(number) for number in arguments.concurrency.split(",")]
+    for name in arguments.policies:
+        if len(name) != 2 or name[0] not in ("vllm-router", "tidegate"):
+            parser.error(f"--policies: {':'.join(name)!r} is not vllm-router:POLICY or tidegate:POLICY")
+    if any(router == "vllm-router" for router, _ in arguments.policies) and not arguments.vllm_router.exists():
+        parser.error(f"{arguments.vllm_router} is missing: pip install vllm-router==0.1.17 there, or --vllm-router")
+    return arguments
+
+
+def vllm_replica(log: Path) -> VllmReplica:
+    return VllmReplica(log, model="small", load_format="dummy", num_gpu_blocks=KV_BLOCKS)
+
+
+def schedule(arguments: argparse.Namespace) -> Iterator[tuple[int, int, str, str]]:
+    """(repeat, concurrency, router, policy): routers innermost, their order rotated, so that a slow hour of the
+    machine hits all of them."""
+    for repeat, concurrency in itertools.product(range(arguments.repeats), arguments.concurrency):
+        policies = arguments.policies
+        shift = (repeat + arguments.concurrency.index(concurrency)) % len(policies)
+        for router, policy in policies[shift:] + policies[:shift]:
+            yield repeat, concurrency, router, policy
+
+
+async def sweep(arguments: argparse.Namespace, servers: Servers, engines: list[str], console: Console) -> list[Run]:
+    runs: list[Run] = []
+    planned = list(schedule(arguments))
+    minutes = len(planned) * (arguments.duration_s + arguments.warmup_s + 5) / 60
+    console.print(f"{len(planned)} runs, about {minutes:.0f} min")
+    for number, (repeat, concurrency, router, policy) in enumerate(planned, start=1):
+        await make_cold(engines)
+        server = await start_router(arguments, servers, router, policy, engines)
+        try:
+            result = await measure(arguments, server.url, engines, concurrency, arguments.seed + repeat)
+        finally:
+            servers.stop(server)
+        run = Run(
+            router=router,
+            policy=policy,
+            concurrency=concurrency,
+            repeat=repeat,
+            seed=arguments.seed + repeat,
+            result=result,
+        )
+        runs.append(run)
+        console.print(f"{number:3}/{len(planned)} {time.strftime('%H:%M:%S')} {describe(run)}", highlight=False)
+        write(arguments, runs)
+    return runs
+
+
+def describe(run: Run) -> str:
+    score = run.result.score
+    hit = "-" if run.result.engine_hit_rate is None else f"{100 * run.result.engine_hit_rate:.0f}"
+    completed = " ".join(f"{workload} {count}" for workload, count in score.completed.items())
+    return (
+        f"{run.name} at {run.concurrency}: contract {score.contract_per_min:.1f}/min, hit {hit} %, {completed}, "
+        f"failed {score.failed}, driver CPU {100 * run.result.driver_cpu_share:.0f} % {run.result.errors or ''}"
+    )
+
+
+def write(arguments: argparse.Namespace, runs: list[Run]) -> None:
+    """After every run: an interrupted sweep keeps what it has."""
+    settings = {name: str(value) for name, value in vars(arguments).items()}
+    value = msgspec.json.encode({"settings": settings, "replicas": REPLICAS, "kv_blocks": KV_BLOCKS, "runs": runs})
+    (arguments.out / "rollouts_vllm.json").write_bytes(msgspec.json.format(value, indent=1))
+
+
+async def start_router(
+    arguments: argparse.Namespace, servers: Servers, router: str, policy: str, engines: list[str]
+) -> Server:
+    port, metrics_port = free_ports(2)
+    listen = ["--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines]
+    if router == "tidegate":
+        command = [str(Path(sys.executable).with_name("tidegate")), "serve", *listen, *arguments.serve_flags.split()]
+    else:
+        program = str(arguments.vllm_router)
+        command = [program, *listen, "--request-id-headers", "x-session-id", "--prometheus-port", str(metrics_port)]
+    server = servers.start(f"{router}-{policy}", command, f"http://127.0.0.1:{port}")
+    await server.ready("/v1/models", ROUTER_START_S)
+    return server
+
+
+async def make_cold(engines: list[str]) -> None:
+    """Wait until the engines are idle, then empty their prefix caches: a reset is refused while a request runs."""
+    deadline_s = time.monotonic() + IDLE_S
+    async with aiohttp.ClientSession() as http:
+        while time.monotonic() < deadline_s:
+            totals = await engine_totals(http, engines)
+            if totals.running == 0 and totals.waiting == 0 and await reset(http, engines):
+                return
+            await asyncio.sleep(0.5)
+    raise RuntimeError(f"the engines were not idle after {IDLE_S:.0f} s")
+
+
+async def reset(http: aiohttp.ClientSession, engines: list[str]) -> bool:
+    for url in engines:
+        async with http.post(f"{url}/reset_prefix_cache") as response:
+            body = await response.read()
+            if response.status != 200 or b"false" in body:
+                return False
+    return True
+
+
+async def measure(
+    arguments: argparse.Namespace, url: str, engines: list[str], concurrency: int, seed: int
+) -> LoadResult:
+    client = ClientOptions(url=url, model="m", session_prefix=f"bench-{seed}", block_tokens=BLOCK_TOKENS)
+    options = LoadOptions(
+        client=client,
+        concurrency=concurrency,
+        duration_s=arguments.duration_s,
+        warmup_s=arguments.warmup_s,
+        engine_urls=tuple(engines),
+        seed=seed,
+        vocab_size=VOCAB_SIZE,
+    )
+    return await LoadDriver(build_workload("cpu-mixed", WorkloadOptions(seed=seed)), options).run()
+
+
+if __name__ == "__main__":
+    main()
