@@ -65,8 +65,8 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 120.0
     kv_capacity_tokens: Annotated[
-        int | None,
-        Meta(ge=1, description="A replica's KV capacity, where it is not to be read from the engine."),
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="A replica's KV capacity, where it is not to be read from the engine."),
     ] = None
     kv_capacity_tokens_by_url: Annotated[
         dict[str, int], Meta(description="The same for single replicas, by URL; wins over the former.")

@@ -20,6 +20,7 @@ from tidegate.config.nearest import suggestion
 from tidegate.config.schema import Leaf, choices, leaves, union_members, variables
 from tidegate.config.tree import Config
 from tidegate.errors import ConfigError
+from tidegate.policy import policies
 
 CONFIG_FILE_VARIABLE = "TIDEGATE_CONFIG"
 
@@ -68,7 +69,15 @@ def load(
         parse = _parse if isinstance(given.value, str) else _convert
         value = parse(leaf, given.value, origin)
         values[path], origins[path] = value, origin
-    return Loaded(_build(values, origins), origins)
+    loaded = Loaded(_build(values, origins), origins)
+    check_policy(loaded.config.policy, origins["policy"])
+    return loaded
+
+
+def check_policy(name: str, origin: str) -> None:
+    known = policies()
+    if name not in known:
+        raise ConfigError(f"{origin}: unknown policy {name!r}{suggestion(name, known)} (one of {', '.join(known)})")
 
 
 def _read_file(file: Path, where: str) -> dict[str, Any]:

@@ -84,13 +84,17 @@ def type_name(annotation: Any) -> str:
 
 
 def constraints(annotation: Any) -> str:
-    parts = []
+    """The limits of a number, wherever in the annotation they stand."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    while get_origin(annotation) is Annotated:
-        annotation, *metas = get_args(annotation)
+    parts: list[str] = []
+    if get_origin(annotation) is Annotated:
+        inner, *metas = get_args(annotation)
         for meta in metas:
             if isinstance(meta, Meta):
                 parts += [f"{sign} {getattr(meta, n)}" for n, sign in signs.items() if getattr(meta, n) is not None]
+        parts += filter(None, [constraints(inner)])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        parts += filter(None, map(constraints, get_args(annotation)))
     return ", ".join(parts)
 
 

@@ -39,6 +39,7 @@ class UsageMeter:
         "first_byte_s",
         "load_report",
         "status",
+        "wants_retry",
         "_compressed",
         "_events",
         "_head",
@@ -73,6 +74,7 @@ class UsageMeter:
         self._start()
 
     def _start(self) -> None:
+        self.wants_retry = False  # the last verdict was: give it to another replica
         self.status: int | None = None
         self.first_byte_s: float | None = None
         self.load_report: bytes | None = None  # the replica's ORCA header
@@ -198,4 +200,5 @@ class UsageMeter:
 
     def _retry_if_ours(self, empty_abort: bool) -> Verdict:
         # Asked again: a client's own abort call may have come since the head.
-        return "retry" if empty_abort and self._watch_aborts() else "pass"
+        self.wants_retry = empty_abort and self._watch_aborts()
+        return "retry" if self.wants_retry else "pass"

@@ -1,0 +1,121 @@
+"""The decision log: one JSON line per event, with the decisions that it led to; enough to derive them again.
+
+    {"tidegate": "0.1.0", "format": 1, "policy": "misa_t", "seed": 0, "params": {...}, "started": "..."}
+    {"event": {"event": "request_arrived", "at_s": 1.5, ...}, "decisions": [{"decision": "place", ...}]}
+    {"gap": 12}
+
+`record` only appends to a queue. A thread encodes and writes what has gathered, every `flush_s`. When the disk cannot
+follow and more than `queue_lines` wait, lines are dropped: counted, and marked in the log by a gap line, since a
+request must not wait for the disk and a log with a hole must not look whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import structlog
+
+from tidegate.types import AnyDecision, AnyEvent
+
+FORMAT = 1
+
+_BATCH_LINES = 256  # encoding holds the interpreter lock: half a millisecond at a time
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate.record")
+
+
+class Header(msgspec.Struct, kw_only=True):
+    tidegate: str
+    format: int
+    policy: str
+    seed: int
+    params: dict[str, Any]
+    started: str = ""
+
+
+class Line(msgspec.Struct, frozen=True):
+    event: AnyEvent
+    decisions: Sequence[AnyDecision]
+
+
+class Gap(msgspec.Struct, frozen=True):
+    gap: int
+
+
+class Recorder:
+    """Written by one thread; `record` is called on another (the event loop's)."""
+
+    def __init__(self, path: Path, header: Header, *, queue_lines: int = 100_000, flush_s: float = 0.5) -> None:
+        self.written = 0
+        self.dropped = 0
+        self.bytes_written = 0
+        self._pending: deque[Line | Gap] = deque()
+        self._missing = 0  # dropped since the last line that was queued
+        self._unwritten = 0  # lost by the disk since the last line that was written
+        self._queue_lines = queue_lines
+        self._flush_s = flush_s
+        self._path = path
+        self._closing = threading.Event()
+        self._encoder = msgspec.json.Encoder()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("wb")
+        header.started = header.started or datetime.now(UTC).isoformat(timespec="seconds")
+        self._file.write(self._encoder.encode(header) + b"\n")
+        self._thread = threading.Thread(target=self._write_forever, name="decision-log", daemon=True)
+        self._thread.start()
+
+    def record(self, event: AnyEvent, decisions: Sequence[AnyDecision]) -> None:
+        pending = self._pending
+        if len(pending) >= self._queue_lines:
+            self.dropped += 1
+            self._missing += 1
+            return
+        if self._missing:
+            pending.append(Gap(self._missing))
+            self._missing = 0
+        pending.append(Line(event, decisions))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._pending)
+
+    def close(self) -> None:
+        """Writes what is left. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join()
+            if self._missing:
+                self._pending.append(Gap(self._missing))
+            self._write()
+            self._file.close()
+
+    def _write_forever(self) -> None:
+        while not self._closing.wait(self._flush_s):
+            self._write()
+
+    def _write(self) -> None:
+        pending = self._pending
+        while count := min(len(pending), _BATCH_LINES):
+            self._write_lines([pending.popleft() for _ in range(count)])
+
+    def _write_lines(self, lines: list[Line | Gap]) -> None:
+        if self._unwritten:
+            lines.insert(0, Gap(self._unwritten))
+        try:
+            data = self._encoder.encode_lines(lines)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as exc:
+            self._unwritten += len(lines)
+            self.dropped += len(lines)
+            log.error("decision log not written", path=str(self._path), lines=len(lines), error=str(exc))
+        else:
+            self._unwritten = 0
+            self.written += len(lines)
+            self.bytes_written += len(data)

@@ -1,0 +1,187 @@
+"""Control calls go to all replicas at once, and the answer reports on each.
+
+    {"success": true, <what all replicas answered alike>, "replicas": {url: {ok, status, body, error, elapsed_s}}}
+
+Status 200 only if every listed replica did it. If all refused alike (404: not built in), their status; if some failed
+or did not answer, 502: a pool that is half updated must not pass for updated. A replica that is gone for good has to be
+removed first. Bodies, queries and headers go on as they came, so any engine's dialect passes.
+
+Beside relaying, the gate draws its consequences: a pause holds requests (from before the call is sent), a resume lets
+them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, and a call that
+leaves caches empty starts a new epoch. While the pool is paused a series of update calls is one epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.clock import Clock
+from tidegate.engines import detect
+from tidegate.engines.control import Result, fan_out
+from tidegate.errors import ReplicaError
+from tidegate.server.answers import answer, read_body
+from tidegate.server.pausing import Pausing
+from tidegate.server.replicas import Replicas
+from tidegate.types import AnyEvent, EpochStarted, ReplicaId, ReplicaReset
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate.control")
+
+PAUSES = frozenset({"/pause", "/pause_generation"})
+RESUMES = frozenset({"/resume", "/continue_generation"})
+ABORTS = frozenset({"/abort_request", "/abort_requests"})
+OTHERS = frozenset(
+    {
+        # both engines, or vLLM
+        "/is_paused",
+        "/update_weights",
+        "/start_weight_update",
+        "/start_draft_weight_update",
+        "/finish_weight_update",
+        "/init_weight_transfer_engine",
+        "/shutdown_weight_transfer_engine",
+        "/update_weight_version",
+        "/reload_weights",
+        "/load_weights",
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/release_kv_cache_memory",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/start_profile",
+        "/stop_profile",
+        # SGLang
+        "/flush_cache",
+        "/init_weights_update_group",
+        "/destroy_weights_update_group",
+        "/update_weights_from_disk",
+        "/update_weights_from_distributed",
+        "/update_weights_from_tensor",
+        "/update_weights_from_ipc",
+        "/begin_weight_update",
+        "/end_weight_update",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
+    }
+)
+CONTROL_PATHS = PAUSES | RESUMES | ABORTS | OTHERS
+
+# Of these the caches are empty but the weights are the same: no new epoch.
+_COLD_ONLY = PAUSES | {"/sleep", "/release_memory_occupation", "/release_kv_cache_memory"}
+
+
+class ControlApi:
+    def __init__(
+        self,
+        replicas: Replicas,
+        pausing: Pausing,
+        handle: Callable[[AnyEvent], None],
+        aborts_called: Callable[[], None],
+        clock: Clock,
+        *,
+        max_body_bytes: int,
+    ) -> None:
+        self._replicas = replicas
+        self._pausing = pausing
+        self._handle = handle
+        self._aborts_called = aborts_called
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        return [Route(path, self.call, methods=["GET", "POST", "PUT", "DELETE"]) for path in sorted(CONTROL_PATHS)]
+
+    async def call(self, request: Request) -> Response:
+        path, query = request.url.path, request.url.query
+        urls = self._replicas.urls
+        if not urls:
+            raise ReplicaError("no replica is listed", reason="no_replica", status=503)
+        body = await read_body(request, self._max_body_bytes)
+        if path in ABORTS or (path in PAUSES and b"abort" in query.encode() + body):
+            self._aborts_called()
+        paused_here = path in PAUSES and not self._pausing.by_gate
+        if path in PAUSES:
+            self._pausing.pause()
+        results = await fan_out(
+            self._replicas.client,
+            urls,
+            request.method,
+            path,
+            query=query,
+            headers=request.headers.items(),
+            body=body or None,
+            timeout_s=self._replicas.config.control_timeout_s,
+        )
+        self._conclude(path, query, body, results, paused_here)
+        return _report(path, results)
+
+    def _conclude(self, path: str, query: str, body: bytes, results: list[Result], paused_here: bool) -> None:
+        done = [result.url for result in results if result.ok]
+        if path not in ("/is_paused", "/is_sleeping"):
+            log.info("control call", path=path, ok=len(done), failed=len(results) - len(done))
+        if path in PAUSES:
+            if done:
+                self._pausing.confirm()
+            elif paused_here:
+                self._pausing.resume()
+        self._went_cold(path, [url for url in done if self._goes_cold(url, path, query, body)], len(results))
+        if path in RESUMES and done:
+            self._pausing.resume()
+
+    def _goes_cold(self, url: ReplicaId, path: str, query: str, body: bytes) -> bool:
+        monitor = self._replicas.monitor(url)
+        adapter = (monitor.adapter if monitor is not None else None) or detect.DEFAULT
+        return adapter.goes_cold(path, query, body)
+
+    def _went_cold(self, path: str, cold: list[ReplicaId], called: int) -> None:
+        now_s, reason = self._clock.now_s(), path.strip("/")
+        if not cold:
+            return
+        if path in _COLD_ONLY or len(cold) < called:
+            for url in cold:
+                self._handle(ReplicaReset(at_s=now_s, replica=url, reason=reason))
+        elif self._pausing.starts_epoch():
+            self._handle(EpochStarted(at_s=now_s, reason=reason))
+
+
+def _report(path: str, results: list[Result]) -> Response:
+    ok = all(result.ok for result in results)
+    report: dict[str, Any] = {**_common(results), "success": ok}
+    if path == "/is_paused":
+        report["is_paused"] = all(isinstance(r.body, dict) and r.body.get("is_paused") is True for r in results)
+    report["replicas"] = {r.url: {k: v for k, v in msgspec.structs.asdict(r).items() if k != "url"} for r in results}
+    if ok:
+        return answer(report)
+    statuses = {result.status for result in results}
+    alike = statuses.pop() if len(statuses) == 1 else None
+    status = alike if alike is not None and alike >= 400 else 502
+    failed = [f"{result.url}: {result.error}" for result in results if not result.ok]
+    report["error"] = {
+        "message": f"{path} failed on {len(failed)} of {len(results)} replicas: {'; '.join(failed)}",
+        "type": "server_error" if status >= 500 else "invalid_request_error",
+        "param": None,
+        "code": "control_failed",
+    }
+    return answer(report, status)
+
+
+def _common(results: list[Result]) -> dict[str, Any]:
+    """What all replicas answered alike: a client made for one engine finds its keys."""
+    bodies = [result.body for result in results]
+    if not all(isinstance(body, dict) for body in bodies):
+        return {}
+    first = bodies[0]
+    return {key: value for key, value in first.items() if all(body.get(key, ...) == value for body in bodies)}

@@ -1,0 +1,327 @@
+"""The shell around the Scheduler: turns what the data path and the monitors see into events, carries out decisions.
+
+One object, on the event loop's thread; every call is synchronous, so an event and its decisions are one step. It owns
+the only clock reads. What it must keep straight, whatever happens to a request:
+
+- each RequestArrived is followed by exactly one RequestEnded, unless it was rejected (`_entries` is the guard: the
+  entry leaves the table once, and that is when the end is told);
+- a request leaves a replica only before its first byte went out, at most `max_attempts` times;
+- a refusal of our own is never tried again;
+- an exception in a callback ends its request, is counted and logged, and leaks nothing.
+
+Requests on other paths than the six inference paths cost no KV: they are relayed to the usable replica with the
+fewest of them, without admission, and do not appear in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from tidegate.clock import Clock
+from tidegate.errors import AdmissionError, ReplicaError, RequestError, TidegateError
+from tidegate.observe.counters import Counters, observe
+from tidegate.observe.recorder import Recorder
+from tidegate.policy.reasons import REJECT
+from tidegate.policy.scheduler import Scheduler
+from tidegate.proxy.identity import INFERENCE_PATHS, Identifier
+from tidegate.proxy.seam import AsgiApp, Exchange, RequestHead
+from tidegate.proxy.tokens import TokenRatios
+from tidegate.proxy.usage import UsageMeter
+from tidegate.server.entry import Entry
+from tidegate.server.passing import Passing
+from tidegate.server.prefix import chunk_hashes
+from tidegate.server.replicas import Replicas
+from tidegate.types import (
+    AnyDecision,
+    AnyEvent,
+    Ended,
+    Hold,
+    Outcome,
+    Place,
+    Reject,
+    ReplicaId,
+    ReplicaReset,
+    RequestArrived,
+    RequestEnded,
+    RequestProgress,
+    RequestReturned,
+    Tick,
+)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate.driver")
+
+_OVERLOAD = 429  # the status of `overloaded`: clients that asked for it back off by themselves
+
+Router = Callable[[RequestHead], AsgiApp | None]
+
+
+class Driver:
+    """Implements `proxy.seam.Handler`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock,
+        identifier: Identifier,
+        *,
+        max_attempts: int = 3,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.counters = Counters()
+        self.recorder = recorder
+        self.replicas: Replicas  # set by whoever puts the parts together; both need each other
+        self.passing: Passing
+        self.router: Router = lambda head: None
+        self.draining = False
+        self._aborts_called_s = float("-inf")  # when somebody last aborted requests through the gate
+        self.started_s = clock.now_s()
+        self._identifier = identifier
+        self._ratios = TokenRatios()
+        self._entries: dict[int, Entry] = {}
+        self._max_attempts = max_attempts
+
+    # --- events ------------------------------------------------------------------------------------------------------
+    def handle(self, event: AnyEvent) -> None:
+        decisions = self.scheduler.handle(event)
+        if self.recorder is not None:
+            self.recorder.record(event, decisions)
+        for decision in decisions:
+            self._carry_out(decision)
+
+    def tick(self) -> None:
+        self.handle(Tick(at_s=self.clock.now_s()))
+
+    def observed(self, event: AnyEvent) -> None:
+        """From a monitor."""
+        if isinstance(event, ReplicaReset):
+            self.counters.resets[event.replica, event.reason] += 1
+            log.warning("replica's caches were lost", replica=event.replica, reason=event.reason)
+        self.handle(event)
+
+    def aborts_called(self) -> None:
+        """Somebody aborts requests through the gate: replies of those that run now are not a draining replica's."""
+        self._aborts_called_s = self.clock.now_s()
+
+    def refuse_all(self) -> int:
+        """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
+        self.draining = True
+        held = self.held()
+        for entry in held:
+            if self._entries.pop(entry.exchange.id, None) is not None:
+                self.handle(RequestEnded(at_s=self.clock.now_s(), request=entry.exchange.id, outcome="aborted"))
+                self._refuse(entry.exchange, _shutting_down())
+        return len(held)
+
+    @property
+    def under_way(self) -> int:
+        """Exchanges that have not ended, held ones too."""
+        return len(self._entries) + self.passing.under_way
+
+    # --- Handler: what the data path asks and tells ------------------------------------------------------------------
+    def route(self, head: RequestHead) -> AsgiApp | None:
+        return None if head.path in INFERENCE_PATHS else self.router(head)
+
+    def wants_body(self, head: RequestHead) -> bool:
+        if self.scheduler.wants_prefix and head.method == "POST" and head.path in INFERENCE_PATHS:
+            return True
+        return self._identifier.wants_body(head)
+
+    def opened(self, exchange: Exchange, body: bytes | None) -> None:
+        head = exchange.head
+        if self.draining:
+            self._refuse(exchange, _shutting_down())
+            return
+        if head.path not in INFERENCE_PATHS or head.method != "POST":
+            self.passing.opened(exchange)
+            return
+        try:
+            self._arrived(exchange, head, body)
+        except RequestError as error:
+            self._refuse(exchange, error)
+        except Exception:
+            self._fault(exchange.id, "opened")
+            self._drop(exchange)
+
+    def returned(self, exchange: Exchange, replica: ReplicaId, error: TidegateError) -> None:
+        entry = self._entries.get(exchange.id)
+        if entry is None:
+            self.passing.returned(exchange, replica, error)
+            return
+        try:
+            self._returned(entry, replica, error)
+        except Exception:
+            self._fault(exchange.id, "returned")
+            self._drop(exchange)
+
+    def ended(self, exchange: Exchange, outcome: Outcome, error: TidegateError | None) -> None:
+        entry = self._entries.pop(exchange.id, None)
+        if entry is None:
+            self.passing.ended(exchange, outcome)
+            return
+        try:
+            event = self._account(entry, outcome, error)
+        except Exception:
+            self._fault(exchange.id, "ended")
+            event = RequestEnded(at_s=self.clock.now_s(), request=exchange.id, outcome=outcome)
+        self.handle(event)
+
+    # --- the life of a request ---------------------------------------------------------------------------------------
+    def _arrived(self, exchange: Exchange, head: RequestHead, body: bytes | None) -> None:
+        identity = self._identifier.identify(head, body)
+        now_s = self.clock.now_s()
+        entry = Entry(exchange, identity, self.counters.label(identity.workload), now_s)
+        request = exchange.id
+        exchange.meter = entry.meter = UsageMeter(
+            head,
+            self._ratios,
+            self.clock.now_s,
+            lambda tokens: self._progressed(request, tokens),
+            lambda: entry.placed_s > self._aborts_called_s,
+        )
+        size_bytes = head.content_length if body is None else len(body)
+        prefix = chunk_hashes(body) if body is not None and self.scheduler.wants_prefix else ()
+        self._entries[request] = entry
+        self.handle(
+            RequestArrived(
+                at_s=now_s,
+                request=request,
+                session=identity.session,
+                workload=identity.workload,
+                group=identity.group,
+                prompt_tokens=self._ratios.estimate(head.path, size_bytes),
+                prefix=prefix,
+            )
+        )
+
+    def _progressed(self, request: int, tokens: int) -> None:
+        if request in self._entries:
+            self.handle(RequestProgress(at_s=self.clock.now_s(), request=request, completion_tokens=tokens))
+
+    def _returned(self, entry: Entry, replica: ReplicaId, error: TidegateError) -> None:
+        entry.attempts += 1
+        entry.replica = None
+        self.counters.replica_errors[replica, error.reason] += 1
+        if entry.meter is not None and entry.meter.wants_retry:  # an abort without text
+            self.counters.empty_aborts[replica] += 1
+            self.replicas.saw_empty_abort(replica)
+            error = ReplicaError(
+                f"replica {replica} is shutting down", reason="replica_draining", status=503, retry_after_s=1.0
+            )
+        else:
+            self.replicas.connect_failed(replica, str(error))
+        request = entry.exchange.id
+        if entry.attempts < self._max_attempts:
+            self.counters.retried[error.reason] += 1
+            self.handle(RequestReturned(at_s=self.clock.now_s(), request=request, failed=replica))
+            return
+        del self._entries[request]
+        self.handle(RequestEnded(at_s=self.clock.now_s(), request=request, outcome="error"))
+        self._refuse(entry.exchange, error)
+
+    def _account(self, entry: Entry, outcome: Outcome, error: TidegateError | None) -> RequestEnded:
+        now_s, label, meter, replica = self.clock.now_s(), entry.label, entry.meter, entry.replica
+        counters = self.counters
+        assert meter is not None
+        usage = meter.usage()
+        if replica is not None:
+            if meter.status is not None:
+                self.replicas.response_ok(replica)
+                observe(counters.first_byte_s, label, (meter.first_byte_s or now_s) - entry.placed_s)
+                if meter.load_report is not None:
+                    self.replicas.load_report(replica, meter.load_report)
+            if meter.aborted:
+                counters.aborted_replies[replica] += 1
+                outcome = "error" if outcome == "ok" else outcome
+            if error is not None:
+                counters.replica_errors[replica, error.reason] += 1
+            counters.prompt_tokens[label] += usage.prompt_tokens or 0
+            counters.cached_tokens[label] += usage.cached_tokens or 0
+            counters.completion_tokens[label] += usage.completion_tokens or 0
+            if usage.estimated and outcome == "ok":
+                counters.estimated_usages[entry.exchange.head.path] += 1
+        counters.requests[entry.exchange.head.path, label, outcome] += 1
+        observe(counters.duration_s, label, now_s - entry.arrived_s)
+        return RequestEnded(
+            at_s=now_s,
+            request=entry.exchange.id,
+            outcome=outcome,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            estimated=usage.estimated,
+            final=entry.identity.final,
+        )
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+    def _carry_out(self, decision: AnyDecision) -> None:
+        match decision:
+            case Place():
+                self.counters.placed[decision.reason] += 1
+                self._place(decision)
+            case Hold():
+                self.counters.held[decision.reason] += 1
+                entry = self._entries.get(decision.request)
+                if entry is not None:
+                    entry.hold_reason = decision.reason
+            case Reject():
+                entry = self._entries.pop(decision.request, None)
+                if entry is not None:
+                    self._refuse(entry.exchange, admission_error(decision))
+            case Ended():
+                self.counters.ended[decision.cause] += 1
+
+    def _place(self, decision: Place) -> None:
+        entry = self._entries.get(decision.request)
+        if entry is None:
+            return  # its end is being told: this decision was made in the same breath
+        now_s = self.clock.now_s()
+        if entry.attempts == 0:
+            observe(self.counters.held_s, entry.label, now_s - entry.arrived_s)
+        entry.placed_s = now_s
+        entry.replica = decision.replica
+        entry.hold_reason = None
+        try:
+            entry.exchange.place(decision.replica)
+        except Exception:
+            self._fault(decision.request, "place")
+            self._drop(entry.exchange)
+
+    # --- refusals and faults -----------------------------------------------------------------------------------------
+    def _refuse(self, exchange: Exchange, error: TidegateError) -> None:
+        self.counters.refused[error.reason] += 1
+        exchange.reject(error)
+
+    def _fault(self, request: int, where: str) -> None:
+        self.counters.faults += 1
+        log.exception("internal fault", where=where, request=request)
+
+    def _drop(self, exchange: Exchange) -> None:
+        """After a fault of ours: the request is over, for the ledger and for the client."""
+        if self._entries.pop(exchange.id, None) is not None:
+            self.handle(RequestEnded(at_s=self.clock.now_s(), request=exchange.id, outcome="error"))
+        try:
+            self._refuse(exchange, TidegateError("the gate failed on this request"))
+        except Exception:
+            log.exception("fault while refusing", request=exchange.id)  # the data path has let go of it already
+
+    # --- what others may look at -------------------------------------------------------------------------------------
+    def held(self) -> Sequence[Entry]:
+        return [entry for entry in self._entries.values() if entry.hold_reason is not None]
+
+
+def admission_error(decision: Reject) -> AdmissionError:
+    meaning = REJECT.get(decision.reason, decision.reason)
+    return AdmissionError(
+        f"not admitted: {meaning}",
+        reason=decision.reason,
+        status=_OVERLOAD if decision.reason == "overloaded" else 503,
+        retry_after_s=decision.retry_after_s,
+    )
+
+
+def _shutting_down() -> AdmissionError:
+    return AdmissionError("the gate is shutting down", reason="shutting_down", retry_after_s=1.0)

@@ -1,0 +1,207 @@
+"""The gate as one object: puts the parts together, starts and stops them in order.
+
+    async with Gate(config) as gate:
+        print(gate.url)
+
+Stopping: `drain` refuses what is held and whatever still comes, lets running requests end for a while, then closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry
+
+from tidegate import __version__
+from tidegate.clock import Clock, SystemClock
+from tidegate.config.tree import Config
+from tidegate.engines.control import control_session
+from tidegate.engines.discovery import normalise_all
+from tidegate.observe.metrics import Snapshot, registry
+from tidegate.observe.recorder import FORMAT, Header, Recorder
+from tidegate.policy.scheduler import Scheduler
+from tidegate.proxy.identity import Identifier
+from tidegate.proxy.relay import Listener, serve
+from tidegate.server import state
+from tidegate.server.app import Routes, StatusApi
+from tidegate.server.control import ControlApi
+from tidegate.server.driver import Driver
+from tidegate.server.metrics_port import MetricsOnly
+from tidegate.server.passing import Passing
+from tidegate.server.pausing import Pausing
+from tidegate.server.replicas import Replicas
+from tidegate.server.sessions import SessionsApi
+from tidegate.server.workers import WorkersApi
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
+
+
+class Gate:
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.listener: Listener
+        self.driver: Driver
+        self.replicas: Replicas
+        self.pausing: Pausing
+        self.registry: CollectorRegistry
+        self._recorder: Recorder | None = None
+        self._metrics_listener: Listener | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        host, port = self.listener.addresses[0]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    # --- life --------------------------------------------------------------------------------------------------------
+    async def __aenter__(self) -> Gate:
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        config = self.config
+        urls = normalise_all(config.server.worker_urls)
+        scheduler = Scheduler(config.policy, config.core, config.seed)
+        self._recorder = self._open_recorder()
+        if self._recorder is not None:
+            stack.callback(self._recorder.close)
+        identity = config.identity
+        identifier = Identifier(
+            session_headers=identity.session_headers,
+            read_bodies=identity.read_bodies,
+            user_is_session=identity.user_is_session,
+        )
+        driver = self.driver = Driver(
+            scheduler,
+            self.clock,
+            identifier,
+            max_attempts=config.server.max_attempts,
+            recorder=self._recorder,
+        )
+        client = control_session(config.engines)
+        stack.push_async_callback(client.close)
+        self.replicas = driver.replicas = Replicas(config.engines, driver.observed, self.clock, client)
+        stack.push_async_callback(self.replicas.close)
+        driver.passing = Passing(self.replicas.answering, driver.counters, config.server.max_attempts)
+        self.pausing = Pausing(self.replicas, driver.handle, self.clock)
+        self.registry = registry(self.snapshot)
+        routes = self._routes(scheduler)
+        driver.router = routes
+        self.listener = await serve(driver, config.http, config.server.host, config.server.port)
+        stack.push_async_callback(self.listener.close)
+        if config.server.prometheus_port is not None:
+            self._metrics_listener = await serve(
+                MetricsOnly(routes), config.http, config.server.prometheus_host, config.server.prometheus_port
+            )
+            stack.push_async_callback(self._metrics_listener.close)
+        for url in urls:
+            self.replicas.add(url)
+        self._ticker = asyncio.create_task(self._tick_forever(scheduler.tick_s), name="tick")
+        stack.push_async_callback(self._stop_ticking)
+
+    def _routes(self, scheduler: Scheduler) -> Routes:
+        driver, clock = self.driver, self.clock
+        sessions = SessionsApi(driver.handle, lambda session: session in scheduler.ledger.sessions, clock)
+        control = ControlApi(
+            self.replicas,
+            self.pausing,
+            driver.handle,
+            driver.aborts_called,
+            clock,
+            max_body_bytes=self.config.http.max_body_bytes,
+        )
+        status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state)
+        workers = WorkersApi(self.replicas, scheduler, clock)
+        return Routes([*status.routes(), *sessions.routes(), *workers.routes(), *control.routes()])
+
+    def _open_recorder(self) -> Recorder | None:
+        config = self.config
+        if config.record.path is None:
+            return None
+        header = Header(
+            tidegate=__version__,
+            format=FORMAT,
+            policy=config.policy,
+            seed=config.seed,
+            params=msgspec.to_builtins(config.core),
+        )
+        return Recorder(
+            Path(config.record.path), header, queue_lines=config.record.queue_lines, flush_s=config.record.flush_s
+        )
+
+    async def _tick_forever(self, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                self.driver.tick()
+                self.pausing.look()
+            except Exception:  # without ticks held requests would wait for ever
+                self.driver.counters.faults += 1
+                log.exception("internal fault", where="tick")
+
+    async def _stop_ticking(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+
+    async def drain(self, timeout_s: float) -> int:
+        """The number of requests that were cut."""
+        refused = self.driver.refuse_all()
+        running = self.driver.under_way
+        log.info("draining", running=running, refused=refused, timeout_s=timeout_s)
+        cut = 0
+
+        async def count_at_the_end() -> None:
+            nonlocal cut
+            await asyncio.sleep(timeout_s)
+            cut = self.driver.under_way
+
+        counting = asyncio.create_task(count_at_the_end())
+        await self.listener.drain(timeout_s + 0.01)
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        (log.warning if cut else log.info)("stopped", cut=cut)
+        return cut
+
+    # --- what it shows -----------------------------------------------------------------------------------------------
+    def snapshot(self) -> Snapshot:
+        driver, now_s = self.driver, self.clock.now_s()
+        return Snapshot(
+            version=__version__,
+            policy=self.config.policy,
+            uptime_s=now_s - driver.started_s,
+            view=driver.scheduler.view(now_s),
+            counters=driver.counters,
+            monitors=self.replicas.views(),
+            recorder=self._recorder,
+            connections=self.listener.connections,
+            passing=driver.passing.under_way,
+        )
+
+    def state(self) -> dict[str, Any]:
+        now_s = self.clock.now_s()
+        holds = [
+            {
+                "session": entry.identity.session,
+                "workload": entry.label,
+                "reason": entry.hold_reason,
+                "waited_s": round(now_s - entry.arrived_s, 3),
+            }
+            for entry in self.driver.held()
+        ]
+        return state.document(self.snapshot(), self.driver.scheduler.estimates(now_s), holds)

@@ -1,0 +1,75 @@
+"""GET /state: the whole gate in one JSON document, for operators, `tidegate top` and tests. Keys carry their units.
+
+`sessions`, `requests`, `policy`, `epoch`, `replicas` and `classes` keep their shape; more keys may come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidegate import __version__
+from tidegate.observe.metrics import Snapshot
+from tidegate.types import PoolView
+
+HOLDS_SHOWN = 50  # of the longest; the counts are complete
+
+
+def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str, Any]]) -> dict[str, Any]:
+    view = snapshot.view
+    return {
+        "version": __version__,
+        "uptime_s": round(snapshot.uptime_s, 3),
+        "policy": view.policy,
+        "epoch": view.epoch,
+        "paused": view.paused,
+        "sessions": {"live": view.live, "held": view.held, "paused": view.paused_sessions},
+        "requests": {
+            "in_flight": view.in_flight,
+            "waiting": view.waiting,
+            "passing": snapshot.passing,
+            "connections": snapshot.connections,
+        },
+        "replicas": _replicas(snapshot),
+        "classes": {name: msgspec.to_builtins(klass) for name, klass in view.classes.items()},
+        "alarms": list(view.alarms),
+        "estimates": estimates,
+        "holds": sorted(holds, key=lambda hold: -hold["waited_s"])[:HOLDS_SHOWN],
+        "record": _record(snapshot),
+    }
+
+
+def _replicas(snapshot: Snapshot) -> list[dict[str, Any]]:
+    monitors = {monitor.url: monitor for monitor in snapshot.monitors}
+    replicas = []
+    for view in snapshot.view.replicas:
+        replica: dict[str, Any] = msgspec.to_builtins(view)
+        monitor = monitors.get(view.url)
+        if monitor is not None:
+            health = msgspec.to_builtins(monitor)
+            replica["stale"] = view.stale or monitor.stale
+            replica["health"] = {
+                key: health[key]
+                for key in ("state", "reason", "since_s", "last_error", "engine", "engine_paused", "sample_age_s")
+            }
+        replicas.append(replica)
+    return replicas
+
+
+def _record(snapshot: Snapshot) -> dict[str, int] | None:
+    recorder = snapshot.recorder
+    if recorder is None:
+        return None
+    return {"written": recorder.written, "dropped": recorder.dropped, "waiting": recorder.waiting}
+
+
+def readiness(view: PoolView) -> dict[str, Any]:
+    """Whether any replica may take requests, in vllm-router's shape, with the reasons of those that may not."""
+    ready = [replica for replica in view.replicas if replica.ready]
+    return {
+        "status": "ready" if ready else "not_ready",
+        "healthy_workers": len(ready),
+        "total_workers": len(view.replicas),
+        "reasons": {replica.url: replica.reason for replica in view.replicas if not replica.ready},
+    }
