@@ -9,13 +9,17 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tidegate.policy.base import Policy
+from tidegate.policy.baselines.cache_aware import CacheAware
 from tidegate.policy.baselines.consistent_hash import ConsistentHash
 from tidegate.policy.baselines.least_requests import LeastRequests
+from tidegate.policy.baselines.random_choice import PowerOfTwo, Random
 from tidegate.policy.baselines.round_robin import RoundRobin
 from tidegate.policy.baselines.static_cap import StaticCap
 from tidegate.policy.baselines.sticky_least_loaded import StickyLeastLoaded
 from tidegate.policy.ledger import Ledger
+from tidegate.policy.misa import Misa, MisaT
 from tidegate.policy.params import CoreParams
+from tidegate.policy.session_admission import SessionAdmission
 
 PolicyFactory: TypeAlias = Callable[[Ledger, CoreParams, int], Policy]
 
@@ -23,8 +27,14 @@ PolicyFactory: TypeAlias = Callable[[Ledger, CoreParams, int], Policy]
 def policies() -> dict[str, PolicyFactory]:
     return {
         "round_robin": RoundRobin,
+        "random": Random,
+        "power_of_two": PowerOfTwo,
         "least_requests": LeastRequests,
         "consistent_hash": ConsistentHash,
+        "cache_aware": CacheAware,
         "sticky_least_loaded": StickyLeastLoaded,
         "static_cap": StaticCap,
+        "session_admission": SessionAdmission,
+        "misa": Misa,
+        "misa_t": MisaT,
     }

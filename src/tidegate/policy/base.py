@@ -36,6 +36,7 @@ NO_REPLICA = Choice(None, "no_replica")
 
 class Policy(Protocol):
     name: str
+    overtakes: bool  # whether other classes are tried when the first one's head does not fit
     wants_prefix: bool
     prefix_chunk_tokens: int
 
@@ -64,6 +65,7 @@ class Base:
     """No-op hooks, and the fair default order of classes."""
 
     name = ""
+    overtakes = False
     wants_prefix = False
     prefix_chunk_tokens = 0
 

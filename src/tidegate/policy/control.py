@@ -15,6 +15,8 @@ MIXTURE_WINDOW_S: Final = 600.0  # the learned mixture is that of the last minut
 
 
 def control_step(ledger: Ledger) -> None:
+    for replica in ledger.replicas.values():
+        replica.signals.fade(ledger.now_s)
     classes = ledger.classes
     if not classes:
         return

@@ -11,6 +11,7 @@ from typing import Final
 
 from tidegate.policy.estimators import Cohort, IdleGaps, Profile
 from tidegate.policy.params import CoreParams
+from tidegate.policy.pressure import Signals
 from tidegate.types import ReplicaId, RequestId, SessionId, WorkloadClass
 
 OPENED: Final = 0  # announced, nothing asked yet
@@ -26,7 +27,6 @@ class Replica:
         "added_s",
         "bit",
         "cache_epoch",
-        "cached_seen",
         "capacity_tokens",
         "class_live",
         "class_tokens",
@@ -36,12 +36,12 @@ class Replica:
         "live",
         "prefill_rate",
         "prefill_rate_at_s",
-        "prompt_seen",
         "reason",
         "removed",
         "requests",
         "resident_tokens",
         "sampled_s",
+        "signals",
         "slot",
         "tokens",
         "totals",
@@ -50,7 +50,7 @@ class Replica:
         "waiting",
     )
 
-    def __init__(self, url: ReplicaId, slot: int, added_s: float, classes: int) -> None:
+    def __init__(self, url: ReplicaId, slot: int, added_s: float, classes: int, params: CoreParams) -> None:
         self.url = url
         self.slot = slot
         self.bit = 1 << slot
@@ -75,9 +75,7 @@ class Replica:
         self.sampled_s: float | None = None
         self.totals: tuple[float, int] | None = None  # (time, computed prompt tokens so far) of the last sample
         self.waiting = 0  # in the engine's own queue, by the last sample
-        # prompt and cached tokens of ended requests that reported both
-        self.prompt_seen = 0
-        self.cached_seen = 0
+        self.signals = Signals(params.pressure, added_s)
 
 
 class ClassLedger:
@@ -193,6 +191,7 @@ class Request:
         "completion_tokens",
         "credit",
         "credit_turn",
+        "expected_hit_tokens",
         "extra_tokens",
         "failed",
         "held",
@@ -224,6 +223,7 @@ class Request:
         self.replica: Replica | None = None  # where it runs
         self.held = False
         self.extra_tokens = 0  # what it adds to its session's footprint
+        self.expected_hit_tokens = 0  # of its prompt, what the ledger expects its replica to hold
         self.credit = 0  # its uncached prompt, as backlog of the replica
         self.credit_turn = 0
         self.failed = 0  # slots of replicas that returned it

@@ -75,7 +75,7 @@ class Ledger:
         replica = self.replicas.get(url)
         if replica is None:
             slot = next((i for i, taken in enumerate(self.slots) if taken is None), len(self.slots))
-            replica = Replica(url, slot, self.now_s, len(self.classes))
+            replica = Replica(url, slot, self.now_s, len(self.classes), self.params)
             if slot == len(self.slots):
                 self.slots.append(replica)
                 self.by_sessions.add(slot)
@@ -113,9 +113,19 @@ class Ledger:
         """Its caches are empty."""
         replica.cache_epoch += 1
         replica.resident_tokens = None
+        replica.signals.forget(self.now_s)
 
     def reside(self, replica: Replica, residency: ReplicaResidency) -> None:
+        """How much of the footprints of its idle live sessions is still there. Running ones are left out: theirs is
+        pinned, and still growing."""
         replica.resident_tokens = residency.resident_tokens
+        footprint = resident = 0
+        for session_id, tokens in residency.session_tokens.items():
+            session = self.sessions.get(session_id)
+            if session is not None and session.replica is replica and not session.running and session.resident_tokens:
+                footprint += session.base_tokens
+                resident += min(tokens, session.base_tokens)
+        replica.signals.resident_share = resident / footprint if footprint else None
 
     def at(self, slot: int) -> Replica:
         replica = self.slots[slot]
@@ -139,6 +149,7 @@ class Ledger:
                 replica.credit_old = replica.credit_new
                 replica.credit_new = 0
                 replica.credit_turn += 1
+        replica.signals.sampled(sample)
         self._measure_prefill(replica, sample)
 
     def _measure_prefill(self, replica: Replica, sample: ReplicaSample) -> None:
@@ -420,7 +431,10 @@ class Ledger:
         self._forget_if_empty(old)
 
     def _charge_prefill(self, request: Request, session: Session, replica: Replica) -> None:
-        uncached = request.prompt_tokens - self.reusable_tokens(session, replica)
+        expected = self.reusable_tokens(session, replica)
+        request.expected_hit_tokens = expected
+        replica.signals.placed(request.prompt_tokens, expected)
+        uncached = request.prompt_tokens - expected
         if uncached > 0:
             request.credit = uncached
             request.credit_turn = replica.credit_turn
@@ -485,8 +499,7 @@ class Ledger:
                 return None
             prompt = request.prompt_tokens
         elif event.cached_tokens is not None:
-            replica.prompt_seen += prompt
-            replica.cached_seen += event.cached_tokens
+            replica.signals.answered(prompt, event.cached_tokens, request.expected_hit_tokens)
         return prompt + (request.completion_tokens if completion is None else completion)
 
     def end_request(self, request: Request, event: RequestEnded | None) -> None:

@@ -153,6 +153,143 @@ class AdmissionParams(Struct, frozen=True, kw_only=True):
     ] = 5.0
 
 
+class OccupancyParams(Struct, frozen=True, kw_only=True):
+    protected_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="C_w = this part of a replica's KV: partly filled blocks and running prefills take some of it.",
+        ),
+    ] = 0.95
+    deviations: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Standard deviations kept free above the expected occupancy: past the edge everything is "
+            "evicted before it is used again, so 2 (1 chance in 40) is cheap. Counts for much with few sessions, for "
+            "little with many.",
+        ),
+    ] = 2.0
+    sessions_per_step: Annotated[
+        int,
+        Meta(ge=1, description="Sessions gone through per control step to rebuild forecasts: about 2 ms."),
+    ] = 4096
+    exact_sessions: Annotated[
+        int,
+        Meta(ge=0, description="Replicas with no more live sessions are rebuilt at once when one ends: 0.1 ms."),
+    ] = 32
+
+
+class PressureParams(Struct, frozen=True, kw_only=True):
+    window_s: Annotated[
+        float, Meta(gt=0, description="Hits are summed over this, fading: several turns of an agent, a few samples.")
+    ] = 10.0
+    least_expected_tokens: Annotated[
+        float,
+        Meta(gt=0, description="Below this sum of expected hits in the window the hit efficiency says nothing."),
+    ] = 512.0
+    reference_floor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="h* starts and stays at or above this: a pool that starts in collapse must not call it normal.",
+        ),
+    ] = 0.8
+    reference_s: Annotated[
+        float, Meta(gt=0, description="h* follows h downwards this slowly: minutes, past any single episode.")
+    ] = 300.0
+    threshold: Annotated[
+        float,
+        Meta(gt=0, lt=1, description="G from which a replica is pressed: block rounding and retries stay below 0.1."),
+    ] = 0.15
+    slope: Annotated[
+        float, Meta(ge=0, description="h above its average of confirm_s by this is rising: it is recovering by itself.")
+    ] = 0.03
+    confirm_s: Annotated[
+        float, Meta(gt=0, description="G must last this long: one long cold prompt in a window is no overload.")
+    ] = 5.0
+    settle_s: Annotated[
+        float,
+        Meta(gt=0, description="Between two changes of the cap: the effect of one shows after turns have returned."),
+    ] = 15.0
+    contraction: Annotated[
+        float, Meta(gt=0, lt=1, description="The cap contracts to this part of what is live; two steps halve it.")
+    ] = 0.75
+    recovery: Annotated[
+        float, Meta(gt=0, description="The cap recovers by this part, at least by one session, per settle_s.")
+    ] = 0.1
+    preempting_pressure: Annotated[
+        float,
+        Meta(ge=0, le=1, description="G of a replica that preempts: its running requests alone exceed its memory."),
+    ] = 0.3
+
+
+class MisaParams(Struct, frozen=True, kw_only=True):
+    floor: Annotated[
+        Literal["feasible", "paper"],
+        Meta(
+            description="Class caps: integers that never exceed the replica's memory, remainders carried over; or the "
+            "paper's max(1, floor)."
+        ),
+    ] = "feasible"
+    turn_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A class served one session below its share for this long gets a slot before others: a few "
+            "control steps, so that a share of a tenth has its turn within minutes.",
+        ),
+    ] = 10.0
+    cells_per_step: Annotated[
+        int,
+        Meta(ge=1, description="Class caps (replicas x classes) recomputed per control step: about 5 ms."),
+    ] = 4096
+    reapportion_s: Annotated[
+        float,
+        Meta(gt=0, description="A class that has no cap yet is given one on arrival, at most once per this time."),
+    ] = 0.1
+
+
+class PlacementParams(Struct, frozen=True, kw_only=True):
+    candidates: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Open replicas whose cost is computed for a new session, starting from the rotating turn: all "
+            "of a pool up to this size; of larger ones as many as find a nearly best one.",
+        ),
+    ] = 16
+    tie_fraction: Annotated[
+        float,
+        Meta(ge=0, description="Costs within this part of the least are equal: prefill rates are measured no better."),
+    ] = 0.25
+    tie_s: Annotated[
+        float, Meta(ge=0, description="Costs within this of the least are equal: nobody would notice.")
+    ] = 0.1
+
+
+class CacheAwareParams(Struct, frozen=True, kw_only=True):
+    match_share: Annotated[
+        float,
+        Meta(ge=0, le=1, description="A match above this part of the prompt decides (vLLM/SGLang router)."),
+    ] = 0.3
+    balance_requests: Annotated[
+        int, Meta(ge=0, description="Requests in flight: max - min above this and ... (vLLM/SGLang router).")
+    ] = 64
+    balance_ratio: Annotated[
+        float, Meta(ge=1, description="... max above this times min: to the least loaded (vLLM/SGLang router).")
+    ] = 1.5
+    max_chunks: Annotated[
+        int, Meta(ge=1, description="Prefix chunks remembered per replica; the least recently used go. 2^18 = 30 MB.")
+    ] = 262_144
+    max_age_s: Annotated[
+        float, Meta(gt=0, description="Chunks not seen for this long are forgotten, as the engine has by then.")
+    ] = 1800.0
+    chunk_tokens: Annotated[int, Meta(ge=1, description="Tokens per chunk of a prompt's prefix.")] = 256
+
+
 class StaticCapParams(Struct, frozen=True, kw_only=True):
     cap: Annotated[
         int,
@@ -179,5 +316,10 @@ class CoreParams(Struct, frozen=True, kw_only=True):
     estimators: EstimatorParams = EstimatorParams()
     replica: ReplicaParams = ReplicaParams()
     admission: AdmissionParams = AdmissionParams()
+    placement: PlacementParams = PlacementParams()
+    occupancy: OccupancyParams = OccupancyParams()
+    pressure: PressureParams = PressureParams()
+    misa: MisaParams = MisaParams()
+    cache_aware: CacheAwareParams = CacheAwareParams()
     static_cap: StaticCapParams = StaticCapParams()
     consistent_hash: ConsistentHashParams = ConsistentHashParams()

@@ -393,7 +393,10 @@ class Scheduler:
         waiting = [klass for klass in self.ledger.classes if klass.queue]
         while waiting:
             klass = self.policy.next_class(waiting)
-            if not self._admit_head(klass) or not klass.queue:
+            admitted = self._admit_head(klass)
+            if not admitted and not self.policy.overtakes:
+                return
+            if not admitted or not klass.queue:
                 waiting.remove(klass)
 
     def _admit_head(self, klass: ClassLedger) -> bool:

@@ -41,7 +41,7 @@ def _replica_view(scheduler: Scheduler, replica: Replica, now_s: float) -> Repli
         kv_used_tokens=replica.tokens,
         kv_resident_tokens=replica.resident_tokens,
         stale=scheduler.ledger.stale(replica, now_s),
-        hit_rate=replica.cached_seen / replica.prompt_seen if replica.prompt_seen else None,
+        hit_rate=replica.signals.hit_rate,
         pressure=scheduler.policy.pressure(replica),
     )
 

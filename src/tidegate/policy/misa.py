@@ -1,0 +1,148 @@
+"""misa and misa_t: session_admission with a cap per replica and workload class.
+
+A new session of class b enters w only if also count_{w,b} < K_{w,b}. The caps divide C_w by demand: misa by
+S = N kbar (Eqs 8-10), misa_t by block-time R = N kbar That (Eqs 11-13), so that every class's backlog would drain in
+the same time (Eq 12). N counts unfinished sessions, the held ones too, which are shared over replicas by capacity; a replica with less of a class than its part of the pool's demand is
+credited with that part, or it would never open for the class. kbar
+and That come from running sessions as well as from ended ones (estimators.py). Rounding is feasible by default
+(apportion.py), or the paper's with misa.floor = paper.
+
+Of several classes that wait, the one with the lowest ratio of live sessions to its cap over all replicas goes first.
+"""
+
+from __future__ import annotations
+
+from tidegate.policy.apportion import Apportioner, fractional_caps, paper_caps
+from tidegate.policy.base import Choice
+from tidegate.policy.entities import ClassLedger, Replica, Request
+from tidegate.policy.ledger import Ledger
+from tidegate.policy.params import CoreParams
+from tidegate.policy.placement import members
+from tidegate.policy.session_admission import SessionAdmission
+
+
+class Misa(SessionAdmission):
+    name = "misa"
+    overtakes = True  # the caps bound each class: a class that does not fit must not stop the others
+
+    def __init__(self, ledger: Ledger, params: CoreParams, seed: int) -> None:
+        super().__init__(ledger, params, seed)
+        self._caps: list[list[int]] = []  # by replica slot, by class
+        self._pool_cap: list[int] = []  # by class
+        self._entitled: list[float] = []  # by class, sessions over all replicas before rounding
+        self._fractions: list[list[float]] = []
+        self._apportioner = Apportioner()
+        self._apportioned_s = -1e18
+        self._served_s = 0.0
+        self._next_slot = 0
+
+    def weight(self, klass: ClassLedger) -> float:
+        """Demand of one unfinished session."""
+        return self.kbar_tokens(klass)
+
+    # --- decisions ---------------------------------------------------------------------------------------------
+    def enter(self, request: Request) -> Choice:
+        klass = request.session.klass
+        uncapped = klass.index >= len(self._pool_cap) or not self._pool_cap[klass.index]
+        if uncapped and self.ledger.now_s - self._apportioned_s >= self.params.misa.reapportion_s:
+            self._apportion()
+            self._reopen(-1)
+        return super().enter(request)
+
+    def refuse_class(self, replica: Replica, klass: ClassLedger) -> Choice | None:
+        count = replica.class_live[klass.index]
+        cap = self.class_cap(replica, klass)
+        if count < cap:
+            return None
+        return Choice(None, "class_cap", {"class_sessions": count, "class_cap": cap})
+
+    def class_cap(self, replica: Replica, klass: ClassLedger) -> int:
+        caps = self._caps[replica.slot] if replica.slot < len(self._caps) else []
+        return caps[klass.index] if klass.index < len(caps) else 0
+
+    def next_class(self, waiting: list[ClassLedger]) -> ClassLedger:
+        return min(waiting, key=lambda klass: (klass.live / max(1, self.cap(klass) or 0), klass.index))
+
+    def cap(self, klass: ClassLedger) -> int | None:
+        return self._pool_cap[klass.index] if klass.index < len(self._pool_cap) else 0
+
+    # --- the control step --------------------------------------------------------------------------------------
+    def tick(self) -> None:
+        super().tick()
+        self._serve()
+        self._apportion()
+
+    def _serve(self) -> None:
+        """Deficits: what each class is entitled to against what it has."""
+        now_s = self.ledger.now_s
+        turns = max(0.0, now_s - self._served_s) / self.params.misa.turn_s
+        self._served_s = now_s
+        for klass, entitled in zip(self.ledger.classes, self._entitled, strict=False):
+            self._apportioner.serve(klass.index, min(entitled, klass.demand), klass.live, klass.held > 0, turns)
+
+    def _apportion(self) -> None:
+        """Caps of as many replicas as a step may compute, in turn."""
+        ledger = self.ledger
+        self._apportioned_s = ledger.now_s
+        classes = ledger.classes
+        known = [s for s in members(ledger.usable) if ledger.at(s).capacity_tokens]
+        if not known or not classes:
+            return
+        while len(self._caps) < len(ledger.slots):
+            self._caps.append([])
+            self._fractions.append([])
+        pool_tokens = sum(self.forecast.capacity(ledger.at(slot)) for slot in known)
+        count = max(1, self.params.misa.cells_per_step // len(classes))
+        for _ in range(min(count, len(known))):
+            slot = next((s for s in known if s >= self._next_slot), known[0])
+            if slot == known[0]:
+                self._apportioner.start_pass()
+            self._next_slot = slot + 1
+            self._apportion_replica(ledger.at(slot), pool_tokens)
+        self._pool_cap = self._sum_caps(known)
+
+    def _sum_caps(self, known: list[int]) -> list[int]:
+        classes = len(self.ledger.classes)
+        caps, entitled = [0] * classes, [0.0] * classes
+        for slot in known:
+            for b, cap in enumerate(self._caps[slot]):
+                caps[b] += cap
+                entitled[b] += self._fractions[slot][b]
+        self._entitled = entitled
+        return caps
+
+    def _apportion_replica(self, replica: Replica, pool_tokens: float) -> None:
+        capacity = self.forecast.capacity(replica)
+        part = capacity / pool_tokens
+        demand, weights, footprints = [], [], []
+        for klass in self.ledger.classes:
+            here = replica.class_live[klass.index] + (klass.held + klass.opened) * part
+            sessions = max(here, klass.demand * part)
+            demand.append(sessions)
+            footprints.append(self.footprint_tokens(klass, capacity))
+            weights.append(sessions * self.weight(klass))
+        if self.params.misa.floor == "paper":
+            caps = paper_caps(capacity, weights, footprints) if sum(weights) else [0] * len(weights)
+            self._fractions[replica.slot] = [float(cap) for cap in caps]
+        else:
+            fractions = fractional_caps(capacity, weights, footprints, demand)
+            self._fractions[replica.slot] = fractions
+            caps = self._apportioner.round(capacity, fractions, footprints)
+        self._caps[replica.slot] = caps
+
+    def footprint_tokens(self, klass: ClassLedger, capacity: float) -> float:
+        """kbar, as far as one session can hold it on this replica."""
+        return min(max(1.0, self.kbar_tokens(klass)), max(1.0, capacity))
+
+    def replica_estimates(self, slot: int) -> dict[str, object]:
+        found = super().replica_estimates(slot)
+        caps = self._caps[slot] if slot < len(self._caps) else []
+        found["class_caps"] = {k.name: cap for k, cap in zip(self.ledger.classes, caps, strict=False)}
+        return found
+
+
+class MisaT(Misa):
+    name = "misa_t"
+
+    def weight(self, klass: ClassLedger) -> float:
+        return self.kbar_tokens(klass) * klass.profile.residency_s
