@@ -127,9 +127,10 @@ class RelayExchange:
             self.meter.request_body(body)
 
     def request_data(self, data: bytes, complete: bool) -> None:
-        if self._done:
-            return
         self._body_complete = complete
+        if self._done:
+            self._answered_early(data, complete)
+            return
         if self._collecting:
             self._keep(data)
             if complete:
@@ -154,9 +155,8 @@ class RelayExchange:
         return not self._head_sent
 
     def client_gone(self) -> None:
-        if not self._done:
-            self._leave_upstream()
-            self._settle("aborted", None)
+        self._leave_upstream()
+        self._settle("aborted", None)
 
     def pause_response(self) -> None:
         if self._upstream is not None:
@@ -349,18 +349,35 @@ class RelayExchange:
         return True
 
     def _finish(self) -> None:
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
+        """The response is whole. A replica that answered before it had the whole request still gets the rest of it, so
+        that both connections live on; only if its own is at its end is the rest left unread."""
+        upstream = self._upstream
+        assert upstream is not None
+        early = not self._body_complete and upstream.can_be_kept()
+        if not early:
+            self._upstream = None
             upstream.release(request_sent=self._body_complete)
         status = self._status
         self._settle("ok" if status < 400 else "refused" if status in (429, 503) else "error", None)
-        self._client.response_done(keep_alive=not self._close_ends)
+        if not early:
+            self._client.response_done(keep_alive=not self._close_ends)
+
+    def _answered_early(self, data: bytes, complete: bool) -> None:
+        upstream = self._upstream
+        if upstream is not None:
+            upstream.write(self._framed(data, complete))
+            if complete:
+                self._upstream = None
+                upstream.release(request_sent=True)
+                self._client.response_done(keep_alive=not self._close_ends)
 
     def upstream_lost(self, error: ReplicaError, *, silent: bool) -> None:
         upstream, self._upstream = self._upstream, None
-        if self._done or upstream is None:
+        if upstream is None:
             return
-        if not silent or self._body is None:
+        if self._done:  # answered early; nobody takes the rest of the request
+            self._client.response_done(keep_alive=False)
+        elif not silent or self._body is None:
             self._answer(error)
         elif upstream.reused and error.reason == "replica_closed":
             assert self._replica is not None
@@ -381,6 +398,8 @@ class RelayExchange:
             self._client.reply_error(error, keep_alive=True)
 
     def _settle(self, outcome: Outcome, error: TidegateError | None) -> None:
+        if self._done:
+            return
         self._done = True
         self._waiting = False
         if self._body is not None:

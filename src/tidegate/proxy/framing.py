@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from enum import Enum, auto
 from typing import NamedTuple
 
 from tidegate.errors import MalformedRequest, RequestError
@@ -35,37 +34,29 @@ UNTIL_CLOSE = -1
 CHUNKED = -2
 
 
-class Rule(Enum):
-    DROP = auto()
-    HOST = auto()
-    LENGTH = auto()
-    CODING = auto()
-    CONNECTION = auto()
-    EXPECT = auto()
-    UPGRADE = auto()
-    VIA = auto()
-
+# What a header name means to a hop. Plain numbers: they are compared for each header of each message.
+DROP, HOST_IS, LENGTH_IS, CODING_IS, CONNECTION_IS, EXPECT_IS, UPGRADE_IS, VIA_IS = range(8)
 
 HOP_BY_HOP = {
-    b"connection": Rule.CONNECTION,
-    b"transfer-encoding": Rule.CODING,
-    b"content-length": Rule.LENGTH,
-    b"keep-alive": Rule.DROP,
-    b"te": Rule.DROP,
-    b"trailer": Rule.DROP,
-    b"proxy-authenticate": Rule.DROP,
-    b"proxy-authentication-info": Rule.DROP,
-    b"proxy-authorization": Rule.DROP,
-    b"proxy-connection": Rule.DROP,
+    b"connection": CONNECTION_IS,
+    b"transfer-encoding": CODING_IS,
+    b"content-length": LENGTH_IS,
+    b"keep-alive": DROP,
+    b"te": DROP,
+    b"trailer": DROP,
+    b"proxy-authenticate": DROP,
+    b"proxy-authentication-info": DROP,
+    b"proxy-authorization": DROP,
+    b"proxy-connection": DROP,
 }
 REQUEST_RULES = {
     **HOP_BY_HOP,
-    b"host": Rule.HOST,
-    b"expect": Rule.EXPECT,
-    b"upgrade": Rule.UPGRADE,
-    b"via": Rule.VIA,
+    b"host": HOST_IS,
+    b"expect": EXPECT_IS,
+    b"upgrade": UPGRADE_IS,
+    b"via": VIA_IS,
 }
-RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": Rule.DROP}
+RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": DROP}
 NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
@@ -123,37 +114,41 @@ def request_framing(request: RequestLines) -> RequestFraming:
     """Raises MalformedRequest or another RequestError."""
     if request.method == "CONNECT":
         raise RequestError("CONNECT is not supported", status=405, reason="connect_not_supported")
-    length, hosts, codings, keep_alive, expects, upgrade = 0, 0, 0, not request.http_1_0, False, b""
+    length = lengths = codings = hosts = 0
+    keep_alive, expects, upgrade = not request.http_1_0, False, b""
     drop: list[int] = []
     named: list[bytes] = []
     for at, (name, value) in enumerate(request.headers, 1):
         rule = REQUEST_RULES.get(name.lower())
         if rule is None:
             continue
-        if rule is Rule.LENGTH:
+        if rule == LENGTH_IS:
+            if codings or lengths:
+                raise MalformedRequest("More than one framing of the body")
+            lengths = 1
             length = _request_length(value)
             continue
-        if rule is Rule.VIA:
+        if rule == VIA_IS:
             if PSEUDONYM in value:
                 raise RequestError("The request has passed this gate before", status=508, reason="loop_detected")
             continue
-        if rule is Rule.CODING:
-            if codings or value.lower() != b"chunked" or request.http_1_0:
+        if rule == CODING_IS:
+            if codings or lengths or value.lower() != b"chunked" or request.http_1_0:
                 raise MalformedRequest("Transfer-Encoding must be exactly chunked")
             codings = 1
             continue
         drop.append(at)
-        if rule is Rule.HOST:
+        if rule == HOST_IS:
             hosts += 1
             if HOST.match(value) is None:
                 raise MalformedRequest("Invalid Host")
-        elif rule is Rule.CONNECTION:
+        elif rule == CONNECTION_IS:
             named += _tokens(value)
-        elif rule is Rule.EXPECT:
+        elif rule == EXPECT_IS:
             if value.lower() != b"100-continue":
                 raise RequestError("Unknown expectation", status=417, reason="expectation_failed")
             expects = not request.http_1_0
-        elif rule is Rule.UPGRADE:
+        elif rule == UPGRADE_IS:
             upgrade = value.lower()
     if hosts != 1 and (hosts or not request.http_1_0):
         raise MalformedRequest("Exactly one Host header is needed")
@@ -197,19 +192,21 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
         rule = RESPONSE_RULES.get(name.lower())
         if rule is None:
             continue
-        if rule is Rule.LENGTH:
+        if rule == LENGTH_IS:
+            if codings or length != UNTIL_CLOSE:
+                raise InvalidHead("More than one framing of the body")
             length = _length(value)
             if status == 204 or status < 200:
                 drop.append(at)
-        elif rule is Rule.CODING:
-            if codings or value.lower() != b"chunked":
+        elif rule == CODING_IS:
+            if codings or length != UNTIL_CLOSE or value.lower() != b"chunked":
                 raise InvalidHead("Transfer-Encoding must be exactly chunked")
             codings = 1
             if client_1_0 or (no_body and method != "HEAD"):
                 drop.append(at)
         else:
             drop.append(at)
-            if rule is Rule.CONNECTION:
+            if rule == CONNECTION_IS:
                 named += _tokens(value)
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named

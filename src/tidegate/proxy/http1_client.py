@@ -56,6 +56,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_paused",
         "_pool",
         "_reader",
+        "_whole",
         "closed",
         "idle_since_s",
         "replica",
@@ -71,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_body = False
         self._left = 0  # of the body; UNTIL_CLOSE; CHUNKED
         self._decoder: ChunkedDecoder | None = None
+        self._whole = False  # the response; the reader stays until it releases
         self._keep_alive = False
         self._paused = False
         self._heard_s = 0.0
@@ -113,8 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         self._pool.bytes_in += len(data)
-        if reader is None:
-            self.abort()  # nobody asked
+        if reader is None or self._whole:
+            self._lose(ReplicaError(f"{self.replica.url} sent bytes unasked", reason="invalid_response"))
             return
         self._heard_s = self._pool.now_s
         try:
@@ -159,7 +161,7 @@ class UpstreamConnection(asyncio.Protocol):
             reader.response_head(response, framing, complete=True)
             return
         reader.response_head(response, framing, complete=False)
-        if data and self._reader is reader:
+        if data and self._reader is reader:  # not if it left
             self._read_body(reader, data)
 
     def _read_body(self, reader: ResponseReader, data: bytes) -> None:
@@ -190,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_body = False
         self._decoder = None
         self._left = 0
-        self._reader = None
+        self._whole = True
 
     def _lose(self, error: ReplicaError) -> None:
         reader, self._reader = self._reader, None
@@ -202,15 +204,20 @@ class UpstreamConnection(asyncio.Protocol):
     # --- what an exchange may ask -------------------------------------------------------------------------------
     def begin(self, reader: ResponseReader) -> None:
         self._reader = reader
+        self._whole = False
         self._heard_s = self._pool.now_s
 
     def write(self, data: bytes) -> None:
         self._pool.bytes_out += len(data)
         self.transport.write(data)
 
+    def can_be_kept(self) -> bool:
+        return self._keep_alive and not self.closed
+
     def release(self, *, request_sent: bool) -> None:
         """After the end of the response."""
-        if request_sent and self._keep_alive and not self.closed:
+        if request_sent and self.can_be_kept():
+            self._reader = None
             self.resume_reading()
             self._pool.put_back(self)
         else:
@@ -235,7 +242,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def check_silence(self, since_s: float) -> None:
-        if self._reader is not None and not self._paused and self._heard_s <= since_s:
+        if self._reader is not None and not self._whole and not self._paused and self._heard_s <= since_s:
             self._lose(
                 ReplicaError(f"{self.replica.url} sent nothing for too long", status=504, reason="response_timeout")
             )

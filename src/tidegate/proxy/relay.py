@@ -11,6 +11,7 @@ request. They are therefore late by up to a tick, at most one second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 
@@ -19,7 +20,7 @@ from tidegate.proxy.asgi import AsgiExchange
 from tidegate.proxy.exchange import RelayExchange
 from tidegate.proxy.framing import RequestFraming
 from tidegate.proxy.hangup import HangupWatch
-from tidegate.proxy.http1_server import ClientConnection, Stream
+from tidegate.proxy.http1_server import LINGER_S, ClientConnection, Stream
 from tidegate.proxy.pool import Pool
 from tidegate.proxy.seam import Handler, RequestHead
 
@@ -49,6 +50,8 @@ class Listener:
         self._connections: set[ClientConnection] = set()
         self._quiet = asyncio.Event()  # set when no exchange is open
         self._quiet.set()
+        self._alone = asyncio.Event()  # set when no client is connected
+        self._alone.set()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
         limits = (config.header_timeout_s, config.body_timeout_s, config.keep_alive_s, config.upstream_keep_alive_s)
@@ -72,6 +75,7 @@ class Listener:
     def connected(self, connection: ClientConnection) -> bool:
         """Whether it may be served."""
         self._connections.add(connection)
+        self._alone.clear()
         self.connections_total += 1
         if len(self._connections) > self.config.max_connections:
             self.refused_total += 1
@@ -80,6 +84,8 @@ class Listener:
 
     def disconnected(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._alone.set()
         self.hangups.forget(connection)
 
     def stream(self, connection: ClientConnection, head: RequestHead, framing: RequestFraming) -> Stream:
@@ -127,11 +133,8 @@ class Listener:
         self._stop_accepting()
         for connection in list(self._connections):
             connection.close_if_idle()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._quiet.wait()
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), timeout_s)
         await self.close()
 
     def _stop_accepting(self) -> None:
@@ -139,21 +142,26 @@ class Listener:
             self._server.close()
 
     async def close(self) -> None:
-        """Abort what is open, and let go of everything. Idempotent."""
+        """Abort what is open, and let go of everything. Idempotent. Answers that are written still go out, to clients
+        that take them at once."""
         self.draining = True
         self._stop_accepting()
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-        for connection in list(self._connections):
-            connection.shut()
         for task in list(self.asgi_tasks):
             task.cancel()
+        for connection in list(self._connections):
+            connection.shut()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._alone.wait(), LINGER_S)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._alone.wait()
         if self.asgi_tasks:
             await asyncio.wait(self.asgi_tasks)
         self.hangups.close()
         self.pool.close()
-        await asyncio.sleep(0)  # lets the transports' own closing callbacks run
 
 
 async def serve(
