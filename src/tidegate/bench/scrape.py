@@ -16,12 +16,11 @@ import msgspec
 from tidegate.engines.prometheus import Samples, parse
 from tidegate.engines.sglang import SglangAdapter
 from tidegate.engines.vllm import VllmAdapter
-from tidegate.types import PoolView
 
 ADAPTERS = (VllmAdapter(), SglangAdapter())
 CACHE_CONFIG = "vllm:cache_config_info"
 TIME_SCALE = "tidegate_engine_time_scale"
-HOLD_BUCKET = "tidegate_hold_seconds_bucket"
+HOLD_BUCKET = "tidegate_request_held_seconds_bucket"
 # Not a limit on the system under test: an engine deep in a step answers late, and a lost edge would spoil the run.
 SCRAPE_TIMEOUT = aiohttp.ClientTimeout(total=30)
 
@@ -90,12 +89,30 @@ async def hold_buckets(http: aiohttp.ClientSession, url: str) -> dict[float, flo
     return buckets or None
 
 
-async def pool_view(http: aiohttp.ClientSession, url: str) -> PoolView | None:
+class GateSessions(msgspec.Struct, frozen=True):
+    live: int
+    held: int
+    paused: int = 0
+
+
+class GateReplica(msgspec.Struct, frozen=True):
+    kv_used_tokens: int
+    kv_capacity_tokens: int | None = None
+
+
+class GateState(msgspec.Struct, frozen=True):
+    """What is read of /state; the rest of it is skipped."""
+
+    sessions: GateSessions
+    replicas: list[GateReplica]
+
+
+async def gate_state(http: aiohttp.ClientSession, url: str) -> GateState | None:
     text = await _text(http, f"{url}/state")
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=PoolView)
+        return msgspec.json.decode(text, type=GateState)
     except msgspec.DecodeError:
         return None
 
