@@ -96,7 +96,7 @@ class KvEvents:
         heard of the new one already is left as it is. The publishers may be others now."""
         self._look_at_s = self._clock.now_s()
         for feed in self._feeds:
-            feed.restart(before_s=started_at_s)
+            feed.restarted(started_at_s)
 
     def doubt(self) -> None:
         """The cache may have been cleared. Engines publish that with their next batch only, so until it comes nothing
@@ -197,12 +197,11 @@ class _Subscription:
         if len(frames) < 2 or len(frames[-2]) != 8:
             return
         seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
-        if self._feed.offer(seq, payload) is None:
+        if self._feed.offer(seq, payload):
             return
         if self._may_replay():
             await self._replay()
-        if self._feed.next_seq <= seq:
-            self._feed.accept(seq, payload)
+        self._feed.accept(seq, payload)
 
     def _may_replay(self) -> bool:
         failed_at_s = self._replay_failed_at_s
@@ -213,27 +212,33 @@ class _Subscription:
             return
         try:
             async with asyncio.timeout(self._config.kv_replay_timeout_s):
-                await self._replay_from(self._source.replay_endpoint, self._feed.next_seq)
+                while not await self._replay_from(self._source.replay_endpoint, self._feed.replay_from):
+                    pass  # another process answered, or some batches were dropped on the way
             self._replay_failed_at_s = None
         except (TimeoutError, zmq.ZMQError) as error:
             self._replay_failed_at_s = self._clock.now_s()
             self._feed.last_error = f"replay at {self._source.replay_endpoint}: {str(error) or 'no answer'}"
 
-    async def _replay_from(self, endpoint: str, seq: int) -> None:
+    async def _replay_from(self, endpoint: str, first: int) -> bool:
+        """False: to be asked again. A publisher's ROUTER drops what its queue (1,000 batches) cannot hold."""
         with self._socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.RCVHWM, 0)  # a ROUTER drops what a full receiver cannot take
+            dealer.setsockopt(zmq.RCVHWM, 0)
             dealer.connect(endpoint)
-            await dealer.send_multipart([b"", seq.to_bytes(8, "big")])
+            await dealer.send_multipart([b"", first.to_bytes(8, "big")])
             handled = 0
             while True:
                 frames = await dealer.recv_multipart()
                 if len(frames) < 2 or frames[-2] == _END_OF_REPLAY:
                     break
-                self._feed.offer_replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+                seq = int.from_bytes(frames[-2], "big")
+                dropped = handled > 0 and seq > self._feed.next_seq
+                if dropped or not self._feed.offer_replayed(seq, frames[-1]):
+                    return False
                 handled += 1
                 if handled % _BATCHES_AT_ONCE == 0:
                     await asyncio.sleep(0)
         self._feed.replayed()
+        return True
 
     @contextlib.contextmanager
     def _socket(self, kind: int) -> Iterator[zmq.asyncio.Socket]:

@@ -1,9 +1,13 @@
 """The order of one rank's KV events: what is a gap, a duplicate, a restart; and whether the residency can be believed.
 
     seq == last + 1                    apply
-    seq > last + 1                     a gap: batches from last + 1 are to be replayed first
+    seq > last + 1                     a gap: the batches between are to be replayed first
     seq <= last, time not after last   a duplicate: a replay and the live stream overlap
     seq <= last, time after last       the publisher restarted: its cache is empty and it counts from 0 again
+
+A restart whose first batches were missed can look like a gap, or like nothing at all. So a replay starts at the last
+batch that was applied: if the publisher has another batch of that number, it is another process. And `restarted` is
+told of restarts that were seen elsewhere.
 
 Residency is exact while every batch since the publisher's start was applied. After a gap that no replay fills it is
 unknown: it starts anew from nothing, and is exact again once the engine says that its cache was cleared, or once as
@@ -14,6 +18,7 @@ along. Pure: no sockets, no clock.
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 
@@ -37,45 +42,59 @@ class KvFeed:
         self.lost_batches = 0
         self.restarts = 0
         self._last_seq = -1
-        self._last_ts_s = float("-inf")
+        self._first_ts_s = math.inf  # of this process's batches
+        self._last_ts_s = -math.inf
+        self._not_before_s = -math.inf  # batches before this are a former process's
         self._stale_since_tokens = 0  # stored_tokens when trust was lost
 
     @property
     def next_seq(self) -> int:
         return self._last_seq + 1
 
-    def offer(self, seq: int, payload: bytes) -> int | None:
-        """Apply a live batch, or give the number from which to replay before it is offered again."""
+    @property
+    def replay_from(self) -> int:
+        """The last batch again, to be sure that it is the same publisher."""
+        return max(0, self._last_seq)
+
+    def offer(self, seq: int, payload: bytes) -> bool:
+        """Apply a live batch. False: batches before it are missing, from `replay_from`; then `accept` it."""
         batch = self._decoded(seq, payload)
         if batch is None:
-            return None
+            return True
         if seq <= self._last_seq:
             if batch.ts_s <= self._last_ts_s:
-                return None
-            self.restart()
+                return True
+            self._restart()
         if seq > self.next_seq:
-            return self.next_seq
+            return False
         self._apply(seq, batch)
-        return None
+        return True
 
-    def offer_replayed(self, seq: int, payload: bytes) -> None:
-        """Apply a batch of a replay. Where the publisher's buffer no longer reaches back, a gap stays."""
-        if seq < self.next_seq:
-            return
+    def offer_replayed(self, seq: int, payload: bytes) -> bool:
+        """Apply a batch of a replay. False: it is of another process, whose replay is to be asked for from its start.
+        Where the publisher's buffer no longer reaches back, a gap stays."""
+        if seq < self._last_seq:
+            return True
         batch = self._decoded(seq, payload)
         if batch is None:
-            return
+            return True
+        if seq == self._last_seq:
+            if batch.ts_s != self._last_ts_s:
+                self._restart()
+                return False
+            return True
         if seq > self.next_seq:
             self._lose(seq)
         self._apply(seq, batch)
+        return True
 
     def replayed(self) -> None:
-        """A replay is complete: everything the publisher had to say was applied."""
+        """A replay is complete: everything that the publisher had to say was applied."""
         if self.trust is Trust.WAITING:
             self.trust = Trust.EXACT
 
     def accept(self, seq: int, payload: bytes) -> None:
-        """Apply a live batch though batches before it are lost."""
+        """Apply a live batch though batches before it may be lost."""
         batch = self._decoded(seq, payload)
         if batch is None or seq <= self._last_seq:
             return
@@ -83,16 +102,14 @@ class KvFeed:
             self._lose(seq)
         self._apply(seq, batch)
 
-    def restart(self, before_s: float | None = None) -> None:
-        """The publisher is a new process, with an empty cache. `before_s`: when it started, by the engine's wall clock;
-        batches since then are its own."""
-        if self._last_seq < 0 or (before_s is not None and self._last_ts_s >= before_s):
+    def restarted(self, at_s: float | None) -> None:
+        """The replica is a new process, since `at_s` by its wall clock if that is known. If all that was heard is the
+        new process's, nothing changes."""
+        if self._last_seq < 0 or (at_s is not None and self._first_ts_s >= at_s):
             return
-        self.residency.clear()
-        self.restarts += 1
-        self.doubted = False
-        self._last_seq, self._last_ts_s = -1, float("-inf")
-        self.trust = Trust.WAITING
+        self._restart()
+        if at_s is not None:
+            self._not_before_s = at_s
 
     def regain(self, capacity_tokens: int | None) -> None:
         """Whether enough was stored since trust was lost to make up for it."""
@@ -100,10 +117,18 @@ class KvFeed:
         if self.trust is Trust.STALE and capacity_tokens is not None and stored >= capacity_tokens:
             self.trust = Trust.EXACT
 
+    def _restart(self) -> None:
+        self.residency.clear()
+        self.restarts += 1
+        self.doubted = False
+        self._last_seq, self._first_ts_s, self._last_ts_s = -1, math.inf, -math.inf
+        self.trust = Trust.WAITING
+
     def _apply(self, seq: int, batch: Batch) -> None:
         cleared = self.residency.cleared
         self.residency.apply(batch.events)
         self._last_seq, self._last_ts_s = seq, batch.ts_s
+        self._first_ts_s = min(self._first_ts_s, batch.ts_s)
         self.batches += 1
         self.doubted = False
         if self.trust is Trust.WAITING or self.residency.cleared > cleared:
@@ -119,13 +144,14 @@ class KvFeed:
 
     def _decoded(self, seq: int, payload: bytes) -> Batch | None:
         try:
-            return decode(payload)
+            batch = decode(payload)
         except msgspec.DecodeError as error:
             self.lost_batches += 1
             self._last_seq = max(self._last_seq, seq)
             self.residency.clear()
             self._distrust(f"batch {seq} is not readable: {error}")
             return None
+        return batch if batch.ts_s >= self._not_before_s else None
 
     def _distrust(self, error: str) -> None:
         self.last_error = error

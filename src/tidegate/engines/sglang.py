@@ -1,7 +1,9 @@
 """SGLang, as of 0.5.23; names of older releases are accepted too.
 
 Its /metrics is off unless started with --enable-metrics; /v1/loads tells the load then, but no totals, so a restart
-and the hit rate cannot be seen. It has no path that tells a pause: /ready answers 503 while it is paused, and /health, which generates a token, hangs.
+and the hit rate cannot be seen.
+
+It has no path that tells a pause: /ready answers 503 while it is paused, and /health, which generates a token, hangs.
 A 503 of /ready from a replica that was healthy is therefore a pause, and /health is not asked then.
 """
 
