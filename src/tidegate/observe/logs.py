@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
@@ -21,7 +22,7 @@ def configure(config: LogConfig) -> None:
         structlog.processors.StackInfoRenderer(),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.dict_tracebacks, _in_order, structlog.processors.JSONRenderer()]
         if json_lines
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
@@ -44,3 +45,9 @@ def configure(config: LogConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
+
+
+def _in_order(logger: Any, method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """When, how bad, what, and then the rest: for eyes that run over many lines."""
+    first = {name: line.pop(name) for name in ("timestamp", "level", "event") if name in line}
+    return {**first, **line}

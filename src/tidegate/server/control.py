@@ -2,9 +2,10 @@
 
     {"success": true, <what all replicas answered alike>, "replicas": {url: {ok, status, body, error, elapsed_s}}}
 
-Status 200 only if every listed replica did it. If all refused alike (404: not built in), their status; if some failed
-or did not answer, 502: a pool that is half updated must not pass for updated. A replica that is gone for good has to be
-removed first. Bodies, queries and headers go on as they came, so any engine's dialect passes.
+Status 200 only if every listed replica did it (a mere question: if any answered). If all refused alike (404: not built
+in), their status; if some failed or did not answer, 502: a pool that is half updated must not pass for updated. A
+replica that is gone for good has to be removed first. Bodies, queries and headers go on as they came, so any engine's
+dialect passes.
 
 Beside relaying, the gate draws its consequences: a pause holds requests (from before the call is sent), a resume lets
 them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, and a call that
@@ -79,6 +80,8 @@ OTHERS = frozenset(
 )
 CONTROL_PATHS = PAUSES | RESUMES | ABORTS | OTHERS
 
+QUESTIONS = frozenset({"/is_paused", "/is_sleeping"})  # answered by those that answer
+
 # Of these the caches are empty but the weights are the same: no new epoch.
 _COLD_ONLY = PAUSES | {"/sleep", "/release_memory_occupation", "/release_kv_cache_memory"}
 
@@ -130,7 +133,7 @@ class ControlApi:
 
     def _conclude(self, path: str, query: str, body: bytes, results: list[Result], paused_here: bool) -> None:
         done = [result.url for result in results if result.ok]
-        if path not in ("/is_paused", "/is_sleeping"):
+        if path not in QUESTIONS:
             log.info("control call", path=path, ok=len(done), failed=len(results) - len(done))
         if path in PAUSES:
             if done:
@@ -158,10 +161,12 @@ class ControlApi:
 
 
 def _report(path: str, results: list[Result]) -> Response:
-    ok = all(result.ok for result in results)
-    report: dict[str, Any] = {**_common(results), "success": ok}
-    if path == "/is_paused":
-        report["is_paused"] = all(isinstance(r.body, dict) and r.body.get("is_paused") is True for r in results)
+    answered = [result for result in results if result.ok]
+    ok = bool(answered) if path in QUESTIONS else len(answered) == len(results)
+    report: dict[str, Any] = {**_common(answered if path in QUESTIONS else results), "success": ok}
+    if path in QUESTIONS:  # of the whole pool: only if it is so everywhere
+        name = path.strip("/")
+        report[name] = ok and all(isinstance(r.body, dict) and r.body.get(name) is True for r in answered)
     report["replicas"] = {r.url: {k: v for k, v in msgspec.structs.asdict(r).items() if k != "url"} for r in results}
     if ok:
         return answer(report)

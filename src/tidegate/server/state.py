@@ -17,7 +17,7 @@ HOLDS_SHOWN = 50  # of the longest; the counts are complete
 
 
 def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str, Any]]) -> dict[str, Any]:
-    view = snapshot.view
+    view, replicas = snapshot.view, _replicas(snapshot)
     return {
         "version": __version__,
         "uptime_s": round(snapshot.uptime_s, 3),
@@ -31,7 +31,8 @@ def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str
             "passing": snapshot.passing,
             "connections": snapshot.connections,
         },
-        "replicas": _replicas(snapshot),
+        "replicas": [replica for replica in replicas if "health" in replica],
+        "leaving": [replica for replica in replicas if "health" not in replica],  # removed; their sessions are not over
         "classes": {name: msgspec.to_builtins(klass) for name, klass in view.classes.items()},
         "alarms": list(view.alarms),
         "estimates": estimates,
@@ -66,10 +67,11 @@ def _record(snapshot: Snapshot) -> dict[str, int] | None:
 
 def readiness(view: PoolView) -> dict[str, Any]:
     """Whether any replica may take requests, in vllm-router's shape, with the reasons of those that may not."""
-    ready = [replica for replica in view.replicas if replica.ready]
+    listed = [replica for replica in view.replicas if replica.reason != "removed"]
+    ready = [replica for replica in listed if replica.ready]
     return {
         "status": "ready" if ready else "not_ready",
         "healthy_workers": len(ready),
-        "total_workers": len(view.replicas),
-        "reasons": {replica.url: replica.reason for replica in view.replicas if not replica.ready},
+        "total_workers": len(listed),
+        "reasons": {replica.url: replica.reason for replica in listed if not replica.ready},
     }
