@@ -1,0 +1,181 @@
+"""The simulated replica against vLLM's own scheduler: the same requests, step by step, block by block."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from typing import Any
+
+import pytest
+from tests.vllm.replica import ENVIRONMENT, MODELS, PYTHON, ROOT
+
+from tidegate.sim.replica import Replica, ReplicaConfig, Request
+
+pytestmark = pytest.mark.vllm
+
+BLOCK_SIZE = 16
+OUTPUT_BASE = 100_000
+
+
+def make_scenario(policy: str, seed: int, *, num_blocks: int, budget: int) -> dict[str, Any]:
+    """Sessions that grow, share prefixes, are preempted and aborted on a cache that is too small for them."""
+    rng = random.Random(seed)
+    requests: list[dict[str, Any]] = []
+    outputs: dict[str, list[int]] = {}
+    system = [rng.randrange(1000) for _ in range(40)]
+    for session in range(10):
+        context = (system if session % 2 else []) + [rng.randrange(1000) for _ in range(rng.randint(5, 90))]
+        step = rng.randint(0, 40)
+        for turn in range(rng.randint(1, 5)):
+            id = f"s{session}t{turn}"
+            tokens = rng.randint(1, 40)
+            outputs[id] = [OUTPUT_BASE + 1000 * len(requests) + i for i in range(tokens + 1)]
+            requests.append(
+                {
+                    "id": id,
+                    "step": step,
+                    "prompt": list(context),
+                    "output_tokens": tokens,
+                    "priority": rng.randint(0, 2),
+                    "arrival_s": step + session / 100,
+                }
+            )
+            context += outputs[id][:tokens] + [rng.randrange(1000) for _ in range(rng.randint(3, 40))]
+            step += rng.randint(tokens, tokens + 60)
+    requests.sort(key=lambda request: (request["step"], request["arrival_s"]))
+    aborts: dict[str, list[str]] = {}
+    for request in rng.sample(requests, 5):
+        aborts.setdefault(str(request["step"] + rng.randint(1, 20)), []).append(request["id"])
+    return {
+        "model": str(MODELS / "tiny"),
+        "policy": policy,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": num_blocks,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": 6,
+        "max_model_len": 512,
+        "steps": 500,
+        "requests": requests,
+        "outputs": outputs,
+        "aborts": aborts,
+    }
+
+
+class Sequence(Request):
+    """Its blocks are known by their tokens: a prefix is its own hash."""
+
+    def grow_hashes(self, blocks: int) -> None:
+        tokens = PROMPTS[self.id] + OUTPUTS[self.id]
+        self.hashes = [tuple(tokens[: (i + 1) * BLOCK_SIZE]) for i in range(blocks)]
+
+
+PROMPTS: dict[str, list[int]] = {}
+OUTPUTS: dict[str, list[int]] = {}
+
+
+def simulate(scenario: dict[str, Any]) -> list[dict[str, Any]]:
+    replica = Replica(
+        ReplicaConfig(
+            num_blocks=scenario["num_blocks"],
+            block_size=BLOCK_SIZE,
+            max_model_len=scenario["max_model_len"],
+            max_num_seqs=scenario["max_num_seqs"],
+            max_num_batched_tokens=scenario["max_num_batched_tokens"],
+            scheduling_policy=scenario["policy"],
+        )
+    )
+    OUTPUTS.update(scenario["outputs"])
+    arrivals = list(scenario["requests"])
+    lines = []
+    for step in range(scenario["steps"]):
+        while arrivals and arrivals[0]["step"] <= step:
+            new = arrivals.pop(0)
+            PROMPTS[new["id"]] = new["prompt"]
+            request = Sequence(
+                new["id"],
+                len(new["prompt"]),
+                new["output_tokens"],
+                priority=new["priority"],
+                arrival_s=new["arrival_s"],
+            )
+            request.grow_hashes(request.prompt_tokens // BLOCK_SIZE)
+            replica.add(request)
+        for id in scenario["aborts"].get(str(step), []):
+            replica.abort(id)
+        lines.append(observe(replica))
+    return lines
+
+
+def observe(replica: Replica) -> dict[str, Any]:
+    counters = replica.counters
+    queries, hits = counters.prefix_cache_queries, counters.prefix_cache_hits
+    scheduled: dict[str, int] = {}
+    blocks: dict[str, list[int]] = {}
+    complete = replica._complete
+
+    def spy(batch: Any, *rest: Any) -> None:
+        scheduled.update({request.id: 1 for request in batch.decoding})
+        scheduled.update({request.id: chunk for request, chunk in batch.prefilling.items()})
+        blocks.update({request.id: list(request.blocks) for request in replica.running})
+        complete(batch, *rest)
+
+    replica._complete = spy  # type: ignore[method-assign]
+    result = replica.step(0.0)
+    replica._complete = complete  # type: ignore[method-assign]
+    return {
+        "scheduled": scheduled,
+        "blocks": blocks,
+        "preempted": sorted(request.id for request in result.preempted),
+        "running": [request.id for request in replica.running],
+        "free": replica.pool.num_free,
+        "queries": counters.prefix_cache_queries - queries,
+        "hits": counters.prefix_cache_hits - hits,
+    }
+
+
+SCENARIOS = {  # policy, seed, blocks, token budget of a step
+    "fcfs, too few blocks": ("fcfs", 1, 33, 64),
+    "fcfs, whole prompts": ("fcfs", 2, 40, 2048),
+    "fcfs, nothing evicted": ("fcfs", 3, 400, 128),
+    "priority, too few blocks": ("priority", 4, 33, 64),
+    "priority, small steps": ("priority", 5, 60, 48),
+}
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, dict[str, Any]]:
+    return {
+        name: make_scenario(policy, seed, num_blocks=num_blocks, budget=budget)
+        for name, (policy, seed, num_blocks, budget) in SCENARIOS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def real(scenarios: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """vLLM's steps by scenario; importing it takes 10 s, so once for all."""
+    process = subprocess.run(
+        [PYTHON, str(ROOT / "tests/vllm/scheduler_trace.py")],
+        input=json.dumps(list(scenarios.values())),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"},
+        check=False,
+        timeout=300,
+    )
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == sum(scenario["steps"] for scenario in scenarios.values()), process.stderr[-3000:]
+    return {name: [lines.pop(0) for _ in range(scenario["steps"])] for name, scenario in scenarios.items()}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_step_is_vllms(
+    name: str, scenarios: dict[str, dict[str, Any]], real: dict[str, list[dict[str, Any]]]
+) -> None:
+    simulated = simulate(scenarios[name])
+    for step, (expected, got) in enumerate(zip(real[name], simulated, strict=True)):
+        assert got == expected, f"step {step}"
+    assert sum(line["hits"] for line in real[name]) > 0
+    if "too few blocks" in name:
+        assert any(line["preempted"] for line in real[name])
