@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "engine": ("tidegate.cli.engine", "engine", "Start an embedded engine: a stand-in that behaves as vLLM does."),
     "demo": ("tidegate.cli.demo", "demo", "Mixed rollouts on two embedded engines under three policies, compared."),
     "bench": ("tidegate.cli.bench", "bench", "Drive rollouts against a running endpoint and score them."),
+    "sim": ("tidegate.cli.sim", "sim", "Compare policies on a simulated cluster."),
     "top": ("tidegate.cli.top", "top", "Watch a running gate in the terminal."),
     "doctor": ("tidegate.cli.doctor", "doctor", "Check a running gate and its engines."),
     "replay": ("tidegate.cli.replay", "replay", "Derive a decision log's decisions again and compare."),

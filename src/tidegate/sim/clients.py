@@ -1,0 +1,158 @@
+"""Rollout clients: each plays a session's turns one after the other, through the gate, and says when it ends.
+
+They behave as rollout workers do: no timeouts, Retry-After honoured, a failed call tried again as SDKs do, a finish
+call at the end. A session whose call keeps failing is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TypeAlias
+
+from tidegate.sim.contexts import Branches
+from tidegate.sim.gate import Gate
+from tidegate.sim.kernel import Kernel
+from tidegate.sim.rollout import Call, Rollout
+from tidegate.sim.score import RequestRecord, SessionRecord
+from tidegate.sim.workload import SessionPlan
+from tidegate.types import Reject
+
+Over: TypeAlias = Callable[[Rollout], None]
+
+# The OpenAI SDK's: two retries of a 5xx, half a second apart at first.
+MAX_RETRIES = 2
+RETRY_S = 0.5
+
+
+class Clients:
+    """All clients of a run, and the books of what they saw."""
+
+    def __init__(
+        self, kernel: Kernel, gate: Gate, *, block_tokens: int, announces: bool = False, finishes: bool = True
+    ) -> None:
+        """`announces`: a session is opened with its expected tokens before its first request. `finishes`: its end is
+        told; otherwise the gate has to find out by itself."""
+        self.ended: list[SessionRecord] = []
+        self.requests: list[RequestRecord] = []
+        self.holds_s: list[tuple[float, float]] = []  # (when the wait at the gate was over, its length), of every call
+        self.refusals = 0
+        self.live: dict[str, Rollout] = {}
+        self.over: Over = lambda rollout: None  # set by the trainer
+        self._kernel = kernel
+        self._gate = gate
+        self._block_tokens = block_tokens
+        self._announces = announces
+        self._finishes = finishes
+        self._branches = Branches()
+        self._numbers = count()
+        gate.answered = self._answered
+        gate.refused = self._refused
+
+    def start(self, plan: SessionPlan, version: int = 0) -> Rollout:
+        now_s = self._kernel.now_s
+        rollout = Rollout(f"{plan.workload}-{plan.index}", plan, self._branches, now_s, version)
+        self.live[rollout.id] = rollout
+        if self._announces:
+            self._gate.open(rollout.id, plan.workload, plan.group, plan.peak_tokens())
+        self._ask(rollout)
+        return rollout
+
+    def stop(self, rollout: Rollout) -> None:
+        """The trainer gives it up."""
+        call, rollout.call = rollout.call, None
+        if call is not None:
+            self._gate.abort(call)
+        self._end(rollout, completed=False)
+
+    def open_sessions(self) -> Iterator[SessionRecord]:
+        for rollout in self.live.values():
+            yield SessionRecord(workload=rollout.plan.workload, started_s=rollout.started_s, ended_s=None)
+
+    # --- a turn ------------------------------------------------------------------------------------------------
+    def _ask(self, rollout: Rollout) -> None:
+        gap_s = rollout.plan.turns[rollout.turn].gap_s
+        if gap_s > 0.0:
+            self._kernel.after(gap_s, lambda: self._begin_turn(rollout))
+        else:
+            self._begin_turn(rollout)
+
+    def _begin_turn(self, rollout: Rollout) -> None:
+        if rollout.ended_s is not None:
+            return
+        prompt, repeated = rollout.context.begin_turn(rollout.turn)
+        self._send(rollout, prompt, cacheable_tokens(repeated, prompt, self._block_tokens))
+
+    def _send(self, rollout: Rollout, prompt: int, repeated: int) -> None:
+        output = rollout.plan.turns[rollout.turn].output_tokens
+        rollout.call = Call(next(self._numbers), rollout, prompt, repeated, max(1, output), self._kernel.now_s)
+        self._gate.send(rollout.call)
+
+    def _refused(self, call: Call, reject: Reject) -> None:
+        self.refusals += 1
+        self._kernel.after(reject.retry_after_s or RETRY_S, lambda: self._send_again(call))
+
+    def _send_again(self, call: Call) -> None:
+        rollout = call.rollout
+        if rollout.call is call:
+            self._send(rollout, call.prompt_tokens, call.repeated_tokens)
+
+    def _answered(self, call: Call) -> None:
+        rollout = call.rollout
+        if call.outcome != "ok":
+            self._failed(call)
+            return
+        self._book(call)
+        rollout.call = None
+        rollout.retries = 0
+        rollout.context.end_turn(call.output_tokens)
+        rollout.turn += 1
+        if rollout.turn < len(rollout.plan.turns):
+            self._ask(rollout)
+        else:
+            self._end(rollout, completed=True)
+
+    def _failed(self, call: Call) -> None:
+        rollout = call.rollout
+        rollout.retries += 1
+        if rollout.retries > MAX_RETRIES:
+            rollout.call = None
+            self._end(rollout, completed=False)
+        else:
+            self._kernel.after(RETRY_S, lambda: self._send_again(call))
+
+    def _end(self, rollout: Rollout, *, completed: bool) -> None:
+        now_s = rollout.ended_s = self._kernel.now_s
+        rollout.completed = completed
+        del self.live[rollout.id]
+        self.ended.append(
+            SessionRecord(
+                workload=rollout.plan.workload, started_s=rollout.started_s, ended_s=now_s, completed=completed
+            )
+        )
+        if self._finishes:
+            self._gate.finish(rollout.id)
+        self.over(rollout)
+
+    def _book(self, call: Call) -> None:
+        now_s, placed_s = self._kernel.now_s, call.first_placed_s
+        assert placed_s is not None
+        self.holds_s.append((placed_s, placed_s - call.arrived_s))
+        self.requests.append(
+            RequestRecord(
+                workload=call.rollout.plan.workload,
+                sent_s=call.sent_s,
+                first_byte_s=now_s,  # a reply that is not streamed
+                ended_s=now_s,
+                prompt_tokens=call.prompt_tokens,
+                output_tokens=call.output_tokens,
+                cached_tokens=call.cached_tokens,
+                repeated_tokens=call.repeated_tokens,
+            )
+        )
+
+
+def cacheable_tokens(repeated: int, prompt_tokens: int, block_tokens: int) -> int:
+    """Of a prompt's repeated tokens, those that a cache can give back: whole blocks, never the prompt's last token (its
+    logits are needed) nor the last one generated (its KV was never computed)."""
+    return max(0, min(repeated, prompt_tokens) - 1) // block_tokens * block_tokens
