@@ -9,6 +9,10 @@ Request bytes are kept until the head of the response goes out, so that the requ
 failure of the replica is then answered 502. A reused connection that closes without a byte of response is the
 keep-alive race, not a failure: the same replica is asked once more on a fresh connection.
 
+While a request waits, its body is read up to the same bound, not just `http.buffer_bytes`: a client that leaves is seen
+only if all that it sent has been taken in, by us or by the socket's own buffer. One that leaves with still more on its
+way is seen when reading goes on.
+
 After the first byte of a response nothing is replayed. If nothing has gone to the client it gets a 502, else its
 connection is cut so that the message is seen to be short: no end is made up.
 
@@ -141,7 +145,8 @@ class RelayExchange:
         upstream = self._upstream
         if upstream is None:
             self._keep(data)
-            if self._body_bytes > self._listener.config.buffer_bytes:
+            config = self._listener.config
+            if self._body_bytes > config.replay_bytes and self._body_bytes > config.buffer_bytes:
                 self._client.pause_body()
         else:
             if self._body is not None:

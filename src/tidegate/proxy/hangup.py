@@ -26,6 +26,10 @@ class HangupWatch:
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), self._collect)
 
+    @property
+    def watching(self) -> int:
+        return len(self._descriptors)
+
     def watch(self, connection: ClientConnection) -> None:
         if self._epoll is None:
             return

@@ -173,7 +173,7 @@ class ClientSide:
             self.machine.receive_data(rest)
         if closed:
             self.machine.receive_data(b"")
-        head, body = None, b""
+        head, body = None, bytearray()
         async with asyncio.timeout(10):
             while True:
                 event = self.machine.next_event()
@@ -189,7 +189,7 @@ class ClientSide:
                     body += bytes(event.data)
                 elif isinstance(event, h11.EndOfMessage):
                     assert head is not None
-                    return Reply(head.status_code, list(head.headers.raw_items()), body, head.http_version)
+                    return Reply(head.status_code, list(head.headers.raw_items()), bytes(body), head.http_version)
                 elif isinstance(event, h11.ConnectionClosed):
                     raise h11.RemoteProtocolError("closed without a response")
 

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.config.tree import HttpConfig
+from tidegate.proxy.pool import Pool, ReplicaPool
+
+GET = b"GET / HTTP/1.1\r\nHost: gate\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "prefix", "authority"),
+    [
+        ("http://a", "a", 80, b"", b"a"),
+        ("http://a:8000/", "a", 8000, b"", b"a:8000"),
+        ("http://a:8000/base/v", "a", 8000, b"/base/v", b"a:8000"),
+        ("http://[::1]:8000", "::1", 8000, b"", b"[::1]:8000"),
+        ("https://a", "a", 443, b"", b"a"),
+    ],
+)
+def test_a_replica_url_is_taken_apart(url: str, host: str, port: int, prefix: bytes, authority: bytes) -> None:
+    replica = ReplicaPool(url)
+    assert (replica.host, replica.port, replica.prefix) == (host, port, prefix)
+    assert replica.head_prefix == b" HTTP/1.1\r\nHost: " + authority + b"\r\n"
+
+
+@pytest.mark.parametrize("url", ["", "a:80", "ftp://a", "http://", "http://a/?q", "http://a#f", "http://a:x"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        ReplicaPool(url)
+
+
+async def test_concurrent_requests_open_connections_and_reuse_them(bench, handler_type) -> None:
+    replica = await bench.echo()
+    listener = await bench.gate(handler_type(replica.url))
+    clients = [await bench.client(listener) for _ in range(8)]
+    for _ in range(3):
+        for client in clients:
+            client.send(GET)
+        for client in clients:
+            assert (await client.reply()).status == 200
+    assert replica.connections <= 8
+    assert listener.pool.opened == replica.connections
+    assert listener.pool.opened + listener.pool.reused == 24
+    assert listener.pool.idle_connections == listener.pool.open_connections == replica.connections
+
+
+async def test_a_forgotten_replica_keeps_its_exchange_and_no_connection(bench, handler_type) -> None:
+    answer = asyncio.Event()
+
+    async def script(side, number: int) -> None:
+        await side.request()
+        if number:
+            await answer.wait()
+        side.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await side.gone()
+
+    replica = await bench.replica(script)
+    handler = handler_type(replica.url)
+    listener = await bench.gate(handler)
+    first, second = await bench.client(listener), await bench.client(listener)
+    first.send(GET)
+    await first.reply()
+    replica_pool = listener.pool.replica(replica.url)
+    listener.pool.take(replica_pool)  # so that the second request opens its own
+    second.send(GET)
+    await handler.until(lambda: len(handler.opened_ids) == 2)
+    await asyncio.sleep(0.1)
+    listener.pool.forget(replica.url)
+    answer.set()
+    assert (await second.reply()).body == b"ok"
+    assert replica_pool.idle == []
+    for connection in list(replica_pool.connections):
+        connection.abort()
+
+
+async def test_an_idle_connection_past_its_time_is_not_used() -> None:
+    pool = Pool(HttpConfig(upstream_keep_alive_s=1))
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    replica = pool.replica(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    old, new = await pool.connect(replica), await pool.connect(replica)
+    replica.idle[:] = [old, new]
+    old.idle_since_s, new.idle_since_s = pool.now_s, pool.now_s + 5
+    pool.now_s += 2
+    assert pool.take(replica) is new
+    assert pool.take(replica) is None
+    assert old.closed
+    new.abort()
+    server.close()
+    await asyncio.sleep(0.05)
+    assert pool.open_connections == 0
+
+
+async def test_replicas_over_ipv6(bench, handler_type) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, "::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    handler = handler_type(f"http://[::1]:{server.sockets[0].getsockname()[1]}")
+    client = await bench.client(await bench.gate(handler))
+    client.send(GET)
+    assert (await client.reply()).body == b"ok"
+    server.close()
