@@ -3,14 +3,13 @@
 What is run, and why these numbers:
 
 - Workload `trace`: recorded coding-agent sessions, RLVR and RLHF in the mixture and with the length distributions of
-  arXiv 2608.11152, all scaled from 128K to a context of 4,096 tokens; every four recorded turns are one, so that a session
-  has some 17 turns and lives for about a minute of model time.
-- Engines: the default step-time model (vLLM on a CPU core, where computing a context again costs as much relative to
-  decoding as a context 30 times as long does on a GPU). 16,384 KV tokens hold some 15 of these sessions.
-- 72 sessions in flight: two to three times what fits, as a trainer that only knows its batch size offers.
-- Time x 20: all times in the result are the engines' model time.
+  arXiv 2608.11152, all scaled from 128K to a context of 4,096 tokens, turns as recorded: some 65 a session.
+- Engines: the default step-time model, which has the cost of a prompt token and of a generated one in about the
+  proportion of a GPU under load. 16,384 KV tokens hold some 15 of these sessions.
+- 72 sessions in flight: two to three times what fits, as a trainer that knows its batch size only offers.
+- Time x 15: all times in the result are the engines' model time, and the gate's clock runs as fast (`gate_time`).
 
-Each policy gets fresh engines and a fresh gate with its default configuration.
+Each policy gets fresh engines and a fresh gate, otherwise with its default configuration.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import msgspec
 
 from tidegate.bench.client import ClientOptions, RolloutClient
 from tidegate.bench.driver import LoadDriver, LoadOptions, LoadResult, http_session, inspect_target
+from tidegate.bench.gate_time import gate_environment
 from tidegate.bench.processes import Server, Servers, free_ports
 from tidegate.bench.scrape import engine_totals, gate_state
 from tidegate.sim.workload_names import WorkloadOptions, build_workload
@@ -37,11 +37,11 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ("consistent_hash", "sticky_least_loaded", "misa_t")
     engines: int = 2
     kv_tokens: int = 16_384
-    time_scale: float = 20.0
+    time_scale: float = 15.0
     context_tokens: int = 4_096
-    merge_turns: int = 4
+    merge_turns: int = 1
     concurrency: int = 72
-    warmup_s: float = 15.0  # wall time: 5 minutes of model time, more than any session needs without waiting
+    warmup_s: float = 15.0  # wall time: 4 minutes of model time, several residencies of an unhindered session
     duration_s: float = 35.0
     seed: int = 0
 
@@ -82,7 +82,7 @@ async def run_policy(settings: DemoSettings, servers: Servers, policy: str, prog
     ports = free_ports(settings.engines + 1)
     engines = [_start_engine(settings, servers, f"{policy}-engine-{n}", port) for n, port in enumerate(ports[1:])]
     await asyncio.gather(*(engine.ready("/health", START_S) for engine in engines))
-    gate = _start_gate(servers, policy, ports[0], [engine.url for engine in engines])
+    gate = _start_gate(settings, servers, policy, ports[0], [engine.url for engine in engines])
     try:
         await gate.ready("/v1/models", START_S)
         return await _drive(settings, policy, gate.url, tuple(engine.url for engine in engines), progress)
@@ -145,9 +145,10 @@ def _start_engine(settings: DemoSettings, servers: Servers, name: str, port: int
     return servers.start(name, [*command, "--time-scale", str(settings.time_scale)], f"http://127.0.0.1:{port}")
 
 
-def _start_gate(servers: Servers, policy: str, port: int, engine_urls: list[str]) -> Server:
+def _start_gate(settings: DemoSettings, servers: Servers, policy: str, port: int, engine_urls: list[str]) -> Server:
     command = [*_tidegate("serve"), "--policy", policy, "--port", str(port), "--worker-urls", *engine_urls]
-    return servers.start(f"{policy}-gate", command, f"http://127.0.0.1:{port}")
+    environment = gate_environment(settings.time_scale)
+    return servers.start(f"{policy}-gate", command, f"http://127.0.0.1:{port}", environment)
 
 
 def _tidegate(command: str) -> list[str]:
