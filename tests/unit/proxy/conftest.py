@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 
 import h11
 import pytest
+import uvloop
 
 from tidegate.config.tree import HttpConfig
 from tidegate.errors import TidegateError
 from tidegate.proxy.relay import Listener, serve
 from tidegate.proxy.seam import AsgiApp, Exchange, Meter, RequestHead
 from tidegate.types import Outcome
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the gate runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 class ScriptedHandler:

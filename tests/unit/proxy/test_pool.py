@@ -76,10 +76,9 @@ async def test_a_forgotten_replica_keeps_its_exchange_and_no_connection(bench, h
         connection.abort()
 
 
-async def test_an_idle_connection_past_its_time_is_not_used() -> None:
+async def test_an_idle_connection_past_its_time_is_not_used(bench) -> None:
     pool = Pool(HttpConfig(upstream_keep_alive_s=1))
-    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
-    replica = pool.replica(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    replica = pool.replica((await bench.replica(lambda side, number: side.gone())).url)
     old, new = await pool.connect(replica), await pool.connect(replica)
     replica.idle[:] = [old, new]
     old.idle_since_s, new.idle_since_s = pool.now_s, pool.now_s + 5
@@ -88,7 +87,6 @@ async def test_an_idle_connection_past_its_time_is_not_used() -> None:
     assert pool.take(replica) is None
     assert old.closed
     new.abort()
-    server.close()
     await asyncio.sleep(0.05)
     assert pool.open_connections == 0
 
