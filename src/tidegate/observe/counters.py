@@ -31,12 +31,25 @@ class Histogram:
         self.total += value
 
 
+class ClassCounters:
+    """Of one workload class: looked up once per request."""
+
+    def __init__(self, label: WorkloadClass) -> None:
+        self.label = label
+        self.requests: Counter[tuple[str, Outcome]] = Counter()  # path, outcome
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.held_s = Histogram()
+        self.first_byte_s = Histogram()
+        self.duration_s = Histogram()
+
+
 class Counters:
     """Keys of each counter are its labels, in the order of the metrics table."""
 
     def __init__(self) -> None:
-        self._classes: set[WorkloadClass] = set()
-        self.requests: Counter[tuple[str, WorkloadClass, Outcome]] = Counter()  # path, class, outcome
+        self.classes: dict[WorkloadClass, ClassCounters] = {}
         self.passed: Counter[str] = Counter()  # relayed without admission, by outcome
         self.refused: Counter[str] = Counter()  # by reason: bad requests and the gate's own refusals
         self.placed: Counter[str] = Counter()  # Place decisions by reason
@@ -46,28 +59,15 @@ class Counters:
         self.replica_errors: Counter[tuple[str, str]] = Counter()  # replica, reason
         self.empty_aborts: Counter[str] = Counter()  # replica
         self.aborted_replies: Counter[str] = Counter()  # replica: with text, passed on, not counted as completed
-        self.prompt_tokens: Counter[WorkloadClass] = Counter()
-        self.cached_tokens: Counter[WorkloadClass] = Counter()
-        self.completion_tokens: Counter[WorkloadClass] = Counter()
         self.estimated_usages: Counter[str] = Counter()  # path
         self.resets: Counter[tuple[str, str]] = Counter()  # replica, reason
         self.faults = 0  # exceptions in our own callbacks
-        self.held_s: dict[WorkloadClass, Histogram] = {}
-        self.first_byte_s: dict[WorkloadClass, Histogram] = {}
-        self.duration_s: dict[WorkloadClass, Histogram] = {}
 
-    def label(self, workload: WorkloadClass | None) -> WorkloadClass:
-        if workload is None:
-            return UNLABELLED
-        if workload not in self._classes:
-            if len(self._classes) >= MAX_CLASSES:
-                return OTHER_CLASSES
-            self._classes.add(workload)
-        return workload
-
-
-def observe(histograms: dict[WorkloadClass, Histogram], label: WorkloadClass, value_s: float) -> None:
-    histogram = histograms.get(label)
-    if histogram is None:
-        histogram = histograms[label] = Histogram()
-    histogram.observe(value_s)
+    def of_class(self, workload: WorkloadClass | None) -> ClassCounters:
+        label = workload or UNLABELLED
+        known = self.classes.get(label)
+        if known is None:
+            if len(self.classes) >= MAX_CLASSES and label != OTHER_CLASSES:
+                return self.of_class(OTHER_CLASSES)
+            known = self.classes[label] = ClassCounters(label)
+        return known

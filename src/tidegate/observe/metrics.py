@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from tidegate.engines.health import State
 from tidegate.engines.monitor import MonitorView
-from tidegate.observe.counters import Counters, Histogram
+from tidegate.observe.counters import ClassCounters, Counters, Histogram
 from tidegate.observe.recorder import Recorder
 from tidegate.types import PoolView
 
@@ -76,9 +76,14 @@ def _counted(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
     return read
 
 
-def _computed_tokens(s: Snapshot) -> Iterator[Sample]:
-    for name, prompt in list(s.counters.prompt_tokens.items()):
-        yield (name,), prompt - s.counters.cached_tokens[name]
+def _class_counted(value: Callable[[ClassCounters], float | Histogram]) -> Callable[[Snapshot], Iterator[Sample]]:
+    return lambda s: (((counters.label,), value(counters)) for counters in s.counters.classes.values())
+
+
+def _requests(s: Snapshot) -> Iterator[Sample]:
+    for counters in s.counters.classes.values():
+        for (path, outcome), count in counters.requests.items():
+            yield (path, counters.label, outcome), count
 
 
 def _states(s: Snapshot) -> Iterator[Sample]:
@@ -109,7 +114,7 @@ METRICS: tuple[Metric, ...] = (
            "aborted), aborted (the client left), replica_lost (it died after its first byte), refused (it shed the "
            "request with 429 or 503).",
            "replica_lost and error above a few in a thousand: look at the replica's log. Many aborted: the client has "
-           "a read timeout shorter than the hold.", _counted("requests")),
+           "a read timeout shorter than the hold.", _requests),
     Metric("tidegate_passed_requests_total", "counter", ("outcome",),
            "Requests on other paths, relayed without admission.", "-", _counted("passed")),
     Metric("tidegate_refused_requests_total", "counter", ("reason",),
@@ -126,28 +131,29 @@ METRICS: tuple[Metric, ...] = (
            "Near http.max_connections: raise it, and the limit of open files.", _one(lambda s: float(s.connections))),
     Metric("tidegate_request_held_seconds", "histogram", _CLASS, "From arrival to placement.",
            "High for one class only: its share of the capacity is below its demand; see the caps.",
-           _counted("held_s")),
+           _class_counted(lambda c: c.held_s)),
     Metric("tidegate_time_to_first_byte_seconds", "histogram", _CLASS,
            "From placement to the first byte of the response: the replica's queue and prefill; for replies that are "
            "not streamed, the whole generation.",
            "Grows while hit rate falls: prompts are computed again, the pool is over its capacity.",
-           _counted("first_byte_s")),
+           _class_counted(lambda c: c.first_byte_s)),
     Metric("tidegate_request_duration_seconds", "histogram", _CLASS, "From arrival to the end of the response.", "-",
-           _counted("duration_s")),
+           _class_counted(lambda c: c.duration_s)),
     Metric("tidegate_retried_requests_total", "counter", ("reason",),
            "Requests that left a replica before its first byte and were given to another one.",
            "Rising: a replica is dying or draining; see tidegate_replica_state.", _counted("retried")),
     # --- tokens
     Metric("tidegate_prompt_tokens_total", "counter", _CLASS, "Prompt tokens of ended requests.", "-",
-           _counted("prompt_tokens")),
+           _class_counted(lambda c: c.prompt_tokens)),
     Metric("tidegate_cached_prompt_tokens_total", "counter", _CLASS,
            "Prompt tokens that the replica found in its cache. Hit rate is this over tidegate_prompt_tokens_total.",
-           "Always 0: start vLLM with --enable-prompt-tokens-details.", _counted("cached_tokens")),
+           "Always 0: start vLLM with --enable-prompt-tokens-details.", _class_counted(lambda c: c.cached_tokens)),
     Metric("tidegate_computed_prompt_tokens_total", "counter", _CLASS,
            "Prompt tokens that had to be computed.",
-           "Approaching the prompt tokens in a multi-turn class: the pool thrashes.", _computed_tokens),
+           "Approaching the prompt tokens in a multi-turn class: the pool thrashes.",
+           _class_counted(lambda c: c.prompt_tokens - c.cached_tokens)),
     Metric("tidegate_completion_tokens_total", "counter", _CLASS, "Generated tokens of ended requests.", "-",
-           _counted("completion_tokens")),
+           _class_counted(lambda c: c.completion_tokens)),
     Metric("tidegate_estimated_usages_total", "counter", ("path",),
            "Requests whose token counts were estimated, since the reply had no usage.",
            "For streams, have the client ask for stream_options.include_usage.", _counted("estimated_usages")),

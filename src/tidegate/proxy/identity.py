@@ -58,6 +58,7 @@ class Identity(msgspec.Struct, frozen=True):
     workload: str | None
     group: str | None
     final: bool = False  # the client says that this is the session's last request
+    encoded: bool = False  # its body is compressed: not ours to decode
 
 
 class IdentityBody(msgspec.Struct):
@@ -75,50 +76,79 @@ class IdentityBody(msgspec.Struct):
 _body_decoder = msgspec.json.Decoder(IdentityBody)
 
 
+# What a header's name means; session headers have their rank, 0 first.
+_IGNORED, _CLASS, _GROUP, _FINAL, _ENCODED = -1, 1000, 1001, 1002, 1003
+_ROLES = {CLASS_HEADER: _CLASS, GROUP_HEADER: _GROUP, FINAL_HEADER: _FINAL, b"content-encoding": _ENCODED}
+_MAX_NAMES = 4096  # of header names remembered as they were spelled; clients spell a few dozen
+
+
 class Identifier:
     def __init__(
         self, *, session_headers: tuple[str, ...] = (), read_bodies: bool = True, user_is_session: bool = False
     ) -> None:
         extra = (name.lower().replace("_", "-").encode("latin-1") for name in session_headers)
-        self._session_headers = (*(name for name in extra if name != b"x-request-id"), *SESSION_HEADERS)
+        ranked = dict.fromkeys((*(name for name in extra if name != b"x-request-id"), *SESSION_HEADERS))
+        self._canonical = {**_ROLES, **{name: rank for rank, name in enumerate(ranked)}}
+        self._roles: dict[bytes, int] = {}  # by name as spelled: header names are looked up a million times
         self._read_bodies = read_bodies
         self._user_is_session = user_is_session
 
     def wants_body(self, head: RequestHead) -> bool:
-        """Whether only the body can tell the session."""
-        return (
-            self._read_bodies
-            and head.method == "POST"
-            and head.path in INFERENCE_PATHS
-            and self._header_session(head) is None
-            and head.get(b"content-encoding") is None  # not ours to decode: a session of one request
-        )
+        """Whether only the body can tell the session of this inference request. Keeps what the headers say."""
+        identity = self._from_headers(head)
+        head.tag = identity
+        return identity.session is None and self._read_bodies and not identity.encoded
 
     def identify(self, head: RequestHead, body: bytes | None) -> Identity:
         """Raises InvalidSession, and InvalidBody if the body had to be read and is not a JSON object."""
-        session = self._header_session(head)
-        workload = _header(head, CLASS_HEADER)
-        group = _header(head, GROUP_HEADER)
-        final = (head.get(FINAL_HEADER) or b"").strip().lower() in (b"true", b"1")
-        if session is None and body is not None and self._read_bodies:
+        identity = head.tag if isinstance(head.tag, Identity) else self._from_headers(head)
+        if identity.session is None and body is not None and self._read_bodies and not identity.encoded:
             known = decode_body(head, body)
             if known is not None:
-                session = self._body_session(known)
-                workload = workload or _body_label(known, "workload_class")
-                group = group or _body_label(known, "group_id")
-        check_label("session id", session)
-        check_label("workload class", workload)
-        check_label("group id", group)
-        return Identity(session, workload, group, final)
+                identity = Identity(
+                    self._body_session(known),
+                    identity.workload or _body_label(known, "workload_class"),
+                    identity.group or _body_label(known, "group_id"),
+                    identity.final,
+                )
+        if identity.session is not None:
+            check_label("session id", identity.session)
+        if identity.workload is not None:
+            check_label("workload class", identity.workload)
+        if identity.group is not None:
+            check_label("group id", identity.group)
+        return identity
 
-    def _header_session(self, head: RequestHead) -> str | None:
-        for name in self._session_headers:
-            value = head.get(name)
-            if value:
+    def _from_headers(self, head: RequestHead) -> Identity:
+        session = workload = group = None
+        final = encoded = False
+        rank = _CLASS
+        roles = self._roles
+        for name, value in head.headers:
+            role = roles.get(name)
+            if role is None:
+                role = self._role(name)
+            if role < 0:
+                continue
+            if role < rank:
                 text = _text(value)
                 if text:
-                    return text
-        return None
+                    session, rank = text, role
+            elif role == _CLASS:
+                workload = workload or _text(value) or None
+            elif role == _GROUP:
+                group = group or _text(value) or None
+            elif role == _FINAL:
+                final = value.strip().lower() in (b"true", b"1")
+            elif role == _ENCODED:
+                encoded = True
+        return Identity(session, workload, group, final, encoded)
+
+    def _role(self, name: bytes) -> int:
+        role = self._canonical.get(name.lower().replace(b"_", b"-"), _IGNORED)
+        if len(self._roles) < _MAX_NAMES:
+            self._roles[name] = role
+        return role
 
     def _body_session(self, body: IdentityBody) -> str | None:
         params, xargs, metadata = _table(body.session_params), _table(body.vllm_xargs), _table(body.metadata)
@@ -148,10 +178,10 @@ def decode_body(head: RequestHead, body: bytes) -> IdentityBody | None:
         return None
 
 
-def check_label(what: str, value: str | None) -> None:
-    if value is None:
+def check_label(what: str, value: str) -> None:
+    if value.isascii() and len(value) <= MAX_LABEL_BYTES and value.isprintable():
         return
-    if len(value) > MAX_LABEL_BYTES or (not value.isascii() and len(value.encode()) > MAX_LABEL_BYTES):
+    if len(value.encode()) > MAX_LABEL_BYTES:
         raise InvalidSession(f"{what} is longer than {MAX_LABEL_BYTES} bytes", reason=_invalid(what))
     if _CONTROL.search(value):
         raise InvalidSession(f"{what} has control characters", reason=_invalid(what))
@@ -159,11 +189,6 @@ def check_label(what: str, value: str | None) -> None:
 
 def _invalid(what: str) -> str:
     return "invalid_" + what.replace(" ", "_")
-
-
-def _header(head: RequestHead, name: bytes) -> str | None:
-    value = head.get(name)
-    return (_text(value) or None) if value else None
 
 
 def _text(value: bytes) -> str:

@@ -29,7 +29,7 @@ Verdict: TypeAlias = Literal["wait", "pass", "retry"]
 class RequestHead:
     """A parsed request line and headers. `path` is the target without query, percent-encoding kept."""
 
-    __slots__ = ("content_length", "headers", "method", "path", "query", "target", "_index")
+    __slots__ = ("content_length", "headers", "method", "path", "query", "tag", "target", "_index")
 
     def __init__(self, method: str, target: bytes, headers: Headers, content_length: int | None) -> None:
         self.method = method
@@ -39,6 +39,7 @@ class RequestHead:
         self.query = query.decode("latin-1")
         self.headers = headers
         self.content_length = content_length  # None: chunked or no body
+        self.tag: object = None  # the handler's own, between `wants_body` and `opened`
         self._index: dict[bytes, bytes] | None = None
 
     def get(self, name: bytes) -> bytes | None:

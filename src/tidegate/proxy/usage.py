@@ -1,204 +1,236 @@
 """What did it cost? Watches one exchange's bytes pass and learns its token counts.
 
 Source of a count, best first:
-  1. the replica's own usage, wherever it stands in the reply (`scan`)
+  1. the replica's own usage: of a small whole reply decoded (`reply`), else found in the bytes as they pass (`scan`)
   2. ids counted in the reply (`token_ids` of /inference/v1/generate, where older engines send no usage)
   3. estimated: completion tokens from stream events or the reply's size, prompt tokens from the request's size
 
 Bytes are never changed nor held, except where a reply may be an abort before any text (`aborts`): there the head is
 kept back until the first generated content is seen, so that the request can still go to another replica. A
 compressed reply is not decoded: its counts are estimated.
+
+This runs for every request: what a request does not need is not made, and times are taken from the driver's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
 from tidegate.proxy.aborts import stream_start, whole_reply
+from tidegate.proxy.reply import decode
 from tidegate.proxy.scan import CountScanner, IdCounter
 from tidegate.proxy.seam import Headers, RequestHead, Verdict
 from tidegate.proxy.tokens import TokenRatios
 
-PROGRESS_TOKENS = (
-    128  # between two reports of a stream's growth: eight of vLLM's blocks, at most ~1 a second and stream
-)
+PROGRESS_TOKENS = 128  # between two reports of a stream's growth: eight of vLLM's blocks, a second or more of a stream
 MAX_KEPT_BYTES = 16_384  # an abort without text is far smaller; the relay keeps back no more
+_GENERATE = "/inference/v1/generate"
+
+# What a response header's name means, by the name as engines spell it; filled as spellings are met.
+_TYPE, _LENGTH, _ENCODING, _LOAD, _OTHER = range(5)
+_CANONICAL = {
+    b"content-type": _TYPE,
+    b"content-length": _LENGTH,
+    b"content-encoding": _ENCODING,
+    b"endpoint-load-metrics": _LOAD,
+}
+_roles: dict[bytes, int] = {}
+_MAX_NAMES = 1024
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+def _role(name: bytes) -> int:
+    role = _CANONICAL.get(name.lower(), _OTHER)
+    if len(_roles) < _MAX_NAMES:
+        _roles[name] = role
+    return role
+
+
+class Usage(Struct, frozen=True):
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
     estimated: bool
 
 
+class Watcher(Protocol):
+    """Who wants to know while it passes; the driver."""
+
+    ratios: TokenRatios
+
+    def now_s(self) -> float: ...
+    def progressed(self, meter: UsageMeter, completion_tokens: int) -> None: ...
+    def aborts_are_the_replicas(self, meter: UsageMeter) -> bool:
+        """Whether an abort without text would be the replica's own doing, and worth another try."""
+        ...
+
+
 class UsageMeter:
-    __slots__ = (
-        "first_byte_s",
-        "load_report",
-        "status",
-        "wants_retry",
-        "_compressed",
-        "_events",
-        "_head",
-        "_ids",
-        "_kept",
-        "_next_progress",
-        "_now_s",
-        "_on_progress",
-        "_ratios",
-        "_request_bytes",
-        "_response_bytes",
-        "_scanner",
-        "_stream",
-        "_watch_aborts",
-    )
+    """Implements `proxy.seam.Meter`."""
 
-    def __init__(
-        self,
-        head: RequestHead,
-        ratios: TokenRatios,
-        now_s: Callable[[], float],
-        on_progress: Callable[[int], None],
-        watch_aborts: Callable[[], bool],
-    ) -> None:
-        """`watch_aborts`: whether an abort without text would be the replica's own doing, and worth another try."""
+    first_byte_s: float | None = None
+    status: int | None = None
+    load_report: bytes | None = None  # the replica's ORCA header
+    wants_retry = False  # the last verdict was: give it to another replica
+    aborted = False  # the replica ended the generation before its end
+
+    _request_bytes = 0
+    _response_bytes = 0
+    _stream = False
+    _compressed = False
+    _events = 0
+    _next_progress = PROGRESS_TOKENS
+    _kept: bytes | None = None  # what came of a reply whose head is kept back
+    _scanner: CountScanner | None = None
+    _ids: IdCounter | None = None
+    _prompt: int | None = None
+    _completion: int | None = None
+    _cached: int | None = None
+
+    def __init__(self, head: RequestHead, watcher: Watcher) -> None:
         self._head = head
-        self._ratios = ratios
-        self._now_s = now_s
-        self._on_progress = on_progress
-        self._watch_aborts = watch_aborts
-        self._request_bytes = 0
-        self._start()
+        self._watcher = watcher
 
-    def _start(self) -> None:
-        self.wants_retry = False  # the last verdict was: give it to another replica
-        self.status: int | None = None
-        self.first_byte_s: float | None = None
-        self.load_report: bytes | None = None  # the replica's ORCA header
-        self._stream = False
-        self._compressed = False
-        self._events = 0
-        self._next_progress = PROGRESS_TOKENS
-        self._response_bytes = 0
-        self._kept: bytes | None = None  # what came of a reply whose head is kept back
-        self._scanner = CountScanner()
-        self._ids: IdCounter | None = None
-
-    # --- what the relay tells ------------------------------------------------------------------------------------
+    # --- what the relay tells ----------------------------------------------------------------------------------------
     def request_body(self, chunk: bytes) -> None:
         self._request_bytes += len(chunk)
 
     def response_head(self, status: int, headers: Headers) -> Verdict:
-        self._start()  # a try on another replica begins anew
+        if self.status is not None:
+            self._begin_anew()
         self.status = status
-        self.first_byte_s = self._now_s()
+        self.first_byte_s = self._watcher.now_s()
         length: int | None = None
-        media_type = b""
         for name, value in headers:
-            lower = name.lower()
-            if lower == b"content-type":
-                media_type = value.lower()
-            elif lower == b"content-length":
+            role = _roles.get(name)
+            if role is None:
+                role = _role(name)
+            if role == _OTHER:
+                continue
+            if role == _TYPE:
+                self._stream = value[:17].lower() == b"text/event-stream"
+            elif role == _LENGTH:
                 length = int(value) if value.isdigit() else None
-            elif lower == b"content-encoding":
+            elif role == _ENCODING:
                 self._compressed = value.strip().lower() != b"identity"
-            elif lower == b"endpoint-load-metrics":
+            else:
                 self.load_report = value
-        self._stream = media_type.startswith(b"text/event-stream")
-        path = self._head.path
-        if path == "/inference/v1/generate":
-            self._ids = IdCounter(b"token_ids")
-        if status != 200 or self._compressed or not (length is None or length <= MAX_KEPT_BYTES):
+        if status != 200 or self._compressed or (length is not None and length > MAX_KEPT_BYTES):
             return "pass"
-        if not self._watch_aborts():
+        if not self._watcher.aborts_are_the_replicas(self):
             return "pass"
         self._kept = b""
         return "wait"
 
     def response_body(self, chunk: bytes) -> Verdict:
-        if not self._response_bytes and chunk.startswith(b"["):
-            self._scanner = CountScanner(sum_items=True)  # SGLang's answer to a batch of prompts
         self._response_bytes += len(chunk)
-        if not self._compressed:
-            self._scanner.feed(chunk)
-            if self._ids is not None:
-                self._ids.feed(chunk)
+        kept = self._kept
+        if kept is not None and not self._stream:
+            self._kept = kept = kept + chunk if kept else chunk
+            if len(kept) <= MAX_KEPT_BYTES:
+                return "wait"
+            self._kept, chunk = None, kept
+            self._scan(chunk)
+            return "pass"
+        if self._compressed:
+            return "pass"
+        self._scan(chunk)
         if self._stream:
             self._count_events(chunk)
-        if self._kept is None:
+        if kept is None:
             return "pass"
-        self._kept += chunk
-        return self._judge_stream() if self._stream else self._judge_size()
+        self._kept = kept + chunk
+        return self._judge_stream(self._kept)
 
     def response_end(self) -> Verdict:
         kept, self._kept = self._kept, None
         if kept is None or self._stream:
             return "pass"
-        if not kept.startswith(b"{"):
-            return "pass"
-        return self._retry_if_ours(whole_reply(self._head.path, kept) == "abort")
+        return self._judge_whole(kept)
 
-    # --- what the driver asks ------------------------------------------------------------------------------------
-    @property
-    def aborted(self) -> bool:
-        """The replica ended the generation before its end."""
-        return self._scanner.aborted
-
+    # --- what the driver asks ----------------------------------------------------------------------------------------
     def usage(self) -> Usage:
         """Of what has passed so far: at the end, or where the exchange broke."""
-        scanner, path = self._scanner, self._head.path
-        scanner.finish()
-        prompt, completion = scanner.prompt, scanner.completion
+        self._collect()
+        prompt, completion = self._prompt, self._completion
+        ratios, path = self._watcher.ratios, self._head.path
         request_bytes = self._request_bytes or self._head.content_length
         if prompt is not None and request_bytes:
-            self._ratios.learn(path, request_bytes, prompt)
-        estimated = prompt is None or completion is None
-        if completion is None and self._ids is not None and self._ids.count:
-            completion = self._ids.count
+            ratios.learn(path, request_bytes, prompt)
+        if prompt is not None and completion is not None:
+            if not self._stream:
+                ratios.learn_reply(path, self._response_bytes, completion)
+            return Usage(prompt, completion, self._cached, False)
         if self.status is None or not 200 <= self.status < 300:
-            return Usage(
-                prompt_tokens=prompt, completion_tokens=completion, cached_tokens=scanner.cached, estimated=estimated
-            )
+            return Usage(prompt, completion, self._cached, True)
         if prompt is None:
-            prompt = self._ratios.estimate(path, request_bytes)
-        reply = "reply " + path  # a key of its own: replies carry log probabilities and the like
-        if completion is not None and not self._stream:
-            self._ratios.learn(reply, self._response_bytes, completion)
-        elif completion is None and self._stream:
-            completion = self._events
-        elif completion is None and self._response_bytes:
-            completion = self._ratios.estimate(reply, self._response_bytes)
-        return Usage(
-            prompt_tokens=prompt, completion_tokens=completion, cached_tokens=scanner.cached, estimated=estimated
-        )
+            prompt = ratios.estimate(path, request_bytes)
+        if completion is None:
+            completion = self._events if self._stream else ratios.estimate_reply(path, self._response_bytes)
+        return Usage(prompt, completion, self._cached, True)
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside ------------------------------------------------------------------------------------------------------
+    def _begin_anew(self) -> None:
+        """On another replica: nothing of the first reply counts."""
+        self.load_report = self._scanner = self._ids = self._kept = None
+        self.wants_retry = self.aborted = self._stream = self._compressed = False
+        self._events = self._response_bytes = 0
+        self._prompt = self._completion = self._cached = None
+        self._next_progress = PROGRESS_TOKENS
+
+    def _scan(self, chunk: bytes) -> None:
+        scanner = self._scanner
+        if scanner is None:
+            # SGLang answers a batch of prompts with a list.
+            scanner = self._scanner = CountScanner(sum_items=chunk.startswith(b"["))
+            if self._head.path == _GENERATE:
+                self._ids = IdCounter(b"token_ids")
+        scanner.feed(chunk)
+        if self._ids is not None:
+            self._ids.feed(chunk)
+
+    def _collect(self) -> None:
+        if self._kept:  # cut short while the head was kept back
+            self._scan(self._kept)
+            self._kept = None
+        scanner = self._scanner
+        if scanner is not None:
+            scanner.finish()
+            self._prompt, self._completion, self._cached = scanner.prompt, scanner.completion, scanner.cached
+            self.aborted = self.aborted or scanner.aborted
+        if self._completion is None and self._ids is not None and self._ids.count:
+            self._completion = self._ids.count
+
     def _count_events(self, chunk: bytes) -> None:
         """An event is a token, or a few with speculative decoding: near enough until usage comes."""
         self._events += chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n")
-        made = max(self._events, self._scanner.completion or 0)
+        known = self._scanner.completion if self._scanner is not None else None
+        made = max(self._events, known or 0)
         if made >= self._next_progress:
             self._next_progress = made + PROGRESS_TOKENS
-            self._on_progress(made)
+            self._watcher.progressed(self, made)
 
-    def _judge_stream(self) -> Verdict:
-        kept = self._kept or b""
+    def _judge_whole(self, body: bytes) -> Verdict:
+        reply = decode(body)
+        usage = (reply.usage or reply.meta_info) if reply is not None else None
+        if reply is None or usage is None:
+            self._scan(body)
+            empty = whole_reply(self._head.path, body) == "abort"
+        else:
+            self._prompt, self._completion, self._cached = usage.prompt, usage.completion, usage.cached
+            self.aborted = reply.aborted
+            empty = reply.aborted and whole_reply(self._head.path, body) == "abort"
+        return self._retry_if_theirs(empty)
+
+    def _judge_stream(self, kept: bytes) -> Verdict:
         sight = stream_start(self._head.path, kept)
         if sight == "empty" and len(kept) < MAX_KEPT_BYTES:
             return "wait"
         self._kept = None
-        return self._retry_if_ours(sight == "abort")
+        return self._retry_if_theirs(sight == "abort")
 
-    def _judge_size(self) -> Verdict:
-        if len(self._kept or b"") <= MAX_KEPT_BYTES:
-            return "wait"
-        self._kept = None
-        return "pass"
-
-    def _retry_if_ours(self, empty_abort: bool) -> Verdict:
+    def _retry_if_theirs(self, empty_abort: bool) -> Verdict:
         # Asked again: a client's own abort call may have come since the head.
-        self.wants_retry = empty_abort and self._watch_aborts()
+        self.wants_retry = empty_abort and self._watcher.aborts_are_the_replicas(self)
         return "retry" if self.wants_retry else "pass"

@@ -16,12 +16,13 @@ fewest of them, without admission, and do not appear in the ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
 from tidegate.clock import Clock
 from tidegate.errors import AdmissionError, ReplicaError, RequestError, TidegateError
-from tidegate.observe.counters import Counters, observe
+from tidegate.observe.counters import Counters
 from tidegate.observe.recorder import Recorder
 from tidegate.policy.reasons import REJECT
 from tidegate.policy.scheduler import Scheduler
@@ -34,7 +35,6 @@ from tidegate.server.passing import Passing
 from tidegate.server.prefix import chunk_hashes
 from tidegate.server.replicas import Replicas
 from tidegate.types import (
-    AnyDecision,
     AnyEvent,
     Ended,
     Hold,
@@ -79,8 +79,21 @@ class Driver:
         self.draining = False
         self._aborts_called_s = float("-inf")  # when somebody last aborted requests through the gate
         self.started_s = clock.now_s()
+        self.now_s = clock.now_s
+        self.ratios = TokenRatios()
+        self._event_s = self.started_s  # of the event being handled
         self._identifier = identifier
-        self._ratios = TokenRatios()
+        self._carry: dict[type, Callable[[Any], None]] = {
+            Place: self._place,
+            Hold: self._hold,
+            Reject: self._reject,
+            Ended: self._session_ended,
+        }
+            Place: self._place,
+            Hold: self._hold,
+            Reject: self._reject,
+            Ended: self._session_ended,
+        }
         self._entries: dict[int, Entry] = {}
         self._max_attempts = max_attempts
 
@@ -90,10 +103,11 @@ class Driver:
         if self.recorder is not None:
             self.recorder.record(event, decisions)
         for decision in decisions:
-            self._carry_out(decision)
+            self._event_s = event.at_s
+            self._carry[type(decision)](decision)
 
     def tick(self) -> None:
-        self.handle(Tick(at_s=self.clock.now_s()))
+        self.handle(Tick(at_s=self.now_s()))
 
     def observed(self, event: AnyEvent) -> None:
         """From a monitor."""
@@ -104,7 +118,7 @@ class Driver:
 
     def aborts_called(self) -> None:
         """Somebody aborts requests through the gate: replies of those that run now are not a draining replica's."""
-        self._aborts_called_s = self.clock.now_s()
+        self._aborts_called_s = self.now_s()
 
     def refuse_all(self) -> int:
         """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
@@ -112,7 +126,7 @@ class Driver:
         held = self.held()
         for entry in held:
             if self._entries.pop(entry.exchange.id, None) is not None:
-                self.handle(RequestEnded(at_s=self.clock.now_s(), request=entry.exchange.id, outcome="aborted"))
+                self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
                 self._refuse(entry.exchange, _shutting_down())
         return len(held)
 
@@ -126,9 +140,9 @@ class Driver:
         return None if head.path in INFERENCE_PATHS else self.router(head)
 
     def wants_body(self, head: RequestHead) -> bool:
-        if self.scheduler.wants_prefix and head.method == "POST" and head.path in INFERENCE_PATHS:
-            return True
-        return self._identifier.wants_body(head)
+        if head.path not in INFERENCE_PATHS or head.method != "POST":
+            return False
+        return self._identifier.wants_body(head) or self.scheduler.wants_prefix
 
     def opened(self, exchange: Exchange, body: bytes | None) -> None:
         head = exchange.head
@@ -166,25 +180,17 @@ class Driver:
             event = self._account(entry, outcome, error)
         except Exception:
             self._fault(exchange.id, "ended")
-            event = RequestEnded(at_s=self.clock.now_s(), request=exchange.id, outcome=outcome)
+            event = RequestEnded(at_s=self.now_s(), request=exchange.id, outcome=outcome)
         self.handle(event)
 
     # --- the life of a request ---------------------------------------------------------------------------------------
     def _arrived(self, exchange: Exchange, head: RequestHead, body: bytes | None) -> None:
         identity = self._identifier.identify(head, body)
-        now_s = self.clock.now_s()
-        entry = Entry(exchange, identity, self.counters.label(identity.workload), now_s)
+        now_s = self.now_s()
         request = exchange.id
-        exchange.meter = entry.meter = UsageMeter(
-            head,
-            self._ratios,
-            self.clock.now_s,
-            lambda tokens: self._progressed(request, tokens),
-            lambda: entry.placed_s > self._aborts_called_s,
-        )
+        entry = Entry(exchange, self, identity, self.counters.of_class(identity.workload), now_s)
+        self._entries[request] = exchange.meter = entry
         size_bytes = head.content_length if body is None else len(body)
-        prefix = chunk_hashes(body) if body is not None and self.scheduler.wants_prefix else ()
-        self._entries[request] = entry
         self.handle(
             RequestArrived(
                 at_s=now_s,
@@ -192,20 +198,25 @@ class Driver:
                 session=identity.session,
                 workload=identity.workload,
                 group=identity.group,
-                prompt_tokens=self._ratios.estimate(head.path, size_bytes),
-                prefix=prefix,
+                prompt_tokens=self.ratios.estimate(head.path, size_bytes),
+                prefix=chunk_hashes(body) if body is not None and self.scheduler.wants_prefix else (),
             )
         )
 
-    def _progressed(self, request: int, tokens: int) -> None:
-        if request in self._entries:
-            self.handle(RequestProgress(at_s=self.clock.now_s(), request=request, completion_tokens=tokens))
+    def progressed(self, meter: UsageMeter, completion_tokens: int) -> None:
+        if isinstance(meter, Entry) and meter.exchange.id in self._entries:
+            self.handle(
+                RequestProgress(at_s=self.now_s(), request=meter.exchange.id, completion_tokens=completion_tokens)
+            )
+
+    def aborts_are_the_replicas(self, meter: UsageMeter) -> bool:
+        return isinstance(meter, Entry) and meter.placed_s > self._aborts_called_s
 
     def _returned(self, entry: Entry, replica: ReplicaId, error: TidegateError) -> None:
         entry.attempts += 1
         entry.replica = None
         self.counters.replica_errors[replica, error.reason] += 1
-        if entry.meter is not None and entry.meter.wants_retry:  # an abort without text
+        if entry.wants_retry:  # an abort without text
             self.counters.empty_aborts[replica] += 1
             self.replicas.saw_empty_abort(replica)
             error = ReplicaError(
@@ -216,35 +227,24 @@ class Driver:
         request = entry.exchange.id
         if entry.attempts < self._max_attempts:
             self.counters.retried[error.reason] += 1
-            self.handle(RequestReturned(at_s=self.clock.now_s(), request=request, failed=replica))
+            self.handle(RequestReturned(at_s=self.now_s(), request=request, failed=replica))
             return
         del self._entries[request]
-        self.handle(RequestEnded(at_s=self.clock.now_s(), request=request, outcome="error"))
+        self.handle(RequestEnded(at_s=self.now_s(), request=request, outcome="error"))
         self._refuse(entry.exchange, error)
 
     def _account(self, entry: Entry, outcome: Outcome, error: TidegateError | None) -> RequestEnded:
-        now_s, label, meter, replica = self.clock.now_s(), entry.label, entry.meter, entry.replica
-        counters = self.counters
-        assert meter is not None
-        usage = meter.usage()
-        if replica is not None:
-            if meter.status is not None:
-                self.replicas.response_ok(replica)
-                observe(counters.first_byte_s, label, (meter.first_byte_s or now_s) - entry.placed_s)
-                if meter.load_report is not None:
-                    self.replicas.load_report(replica, meter.load_report)
-            if meter.aborted:
-                counters.aborted_replies[replica] += 1
-                outcome = "error" if outcome == "ok" else outcome
-            if error is not None:
-                counters.replica_errors[replica, error.reason] += 1
-            counters.prompt_tokens[label] += usage.prompt_tokens or 0
-            counters.cached_tokens[label] += usage.cached_tokens or 0
-            counters.completion_tokens[label] += usage.completion_tokens or 0
+        now_s, counters, path = self.now_s(), entry.counters, entry.exchange.head.path
+        usage = entry.usage()
+        if entry.replica is not None:
+            outcome = self._account_replica(entry, entry.replica, outcome, error)
+            counters.prompt_tokens += usage.prompt_tokens or 0
+            counters.cached_tokens += usage.cached_tokens or 0
+            counters.completion_tokens += usage.completion_tokens or 0
             if usage.estimated and outcome == "ok":
-                counters.estimated_usages[entry.exchange.head.path] += 1
-        counters.requests[entry.exchange.head.path, label, outcome] += 1
-        observe(counters.duration_s, label, now_s - entry.arrived_s)
+                self.counters.estimated_usages[path] += 1
+        counters.requests[path, outcome] += 1
+        counters.duration_s.observe(now_s - entry.arrived_s)
         return RequestEnded(
             at_s=now_s,
             request=entry.exchange.id,
@@ -256,32 +256,31 @@ class Driver:
             final=entry.identity.final,
         )
 
-    # --- decisions ---------------------------------------------------------------------------------------------------
-    def _carry_out(self, decision: AnyDecision) -> None:
-        match decision:
-            case Place():
-                self.counters.placed[decision.reason] += 1
-                self._place(decision)
-            case Hold():
-                self.counters.held[decision.reason] += 1
-                entry = self._entries.get(decision.request)
-                if entry is not None:
-                    entry.hold_reason = decision.reason
-            case Reject():
-                entry = self._entries.pop(decision.request, None)
-                if entry is not None:
-                    self._refuse(entry.exchange, admission_error(decision))
-            case Ended():
-                self.counters.ended[decision.cause] += 1
+    def _account_replica(
+        self, entry: Entry, replica: ReplicaId, outcome: Outcome, error: TidegateError | None
+    ) -> Outcome:
+        """What this says of the replica, and how the request ended in truth."""
+        if entry.first_byte_s is not None:
+            self.replicas.response_ok(replica)
+            entry.counters.first_byte_s.observe(entry.first_byte_s - entry.placed_s)
+            if entry.load_report is not None:
+                self.replicas.load_report(replica, entry.load_report)
+        if error is not None:
+            self.counters.replica_errors[replica, error.reason] += 1
+        if entry.aborted:
+            self.counters.aborted_replies[replica] += 1
+            return "error" if outcome == "ok" else outcome
+        return outcome
 
+    # --- decisions ---------------------------------------------------------------------------------------------------
     def _place(self, decision: Place) -> None:
+        self.counters.placed[decision.reason] += 1
         entry = self._entries.get(decision.request)
         if entry is None:
             return  # its end is being told: this decision was made in the same breath
-        now_s = self.clock.now_s()
         if entry.attempts == 0:
-            observe(self.counters.held_s, entry.label, now_s - entry.arrived_s)
-        entry.placed_s = now_s
+            entry.counters.held_s.observe(self._event_s - entry.arrived_s)
+        entry.placed_s = self._event_s
         entry.replica = decision.replica
         entry.hold_reason = None
         try:
@@ -289,6 +288,20 @@ class Driver:
         except Exception:
             self._fault(decision.request, "place")
             self._drop(entry.exchange)
+
+    def _hold(self, decision: Hold) -> None:
+        self.counters.held[decision.reason] += 1
+        entry = self._entries.get(decision.request)
+        if entry is not None:
+            entry.hold_reason = decision.reason
+
+    def _reject(self, decision: Reject) -> None:
+        entry = self._entries.pop(decision.request, None)
+        if entry is not None:
+            self._refuse(entry.exchange, admission_error(decision))
+
+    def _session_ended(self, decision: Ended) -> None:
+        self.counters.ended[decision.cause] += 1
 
     # --- refusals and faults -----------------------------------------------------------------------------------------
     def _refuse(self, exchange: Exchange, error: TidegateError) -> None:
@@ -302,7 +315,7 @@ class Driver:
     def _drop(self, exchange: Exchange) -> None:
         """After a fault of ours: the request is over, for the ledger and for the client."""
         if self._entries.pop(exchange.id, None) is not None:
-            self.handle(RequestEnded(at_s=self.clock.now_s(), request=exchange.id, outcome="error"))
+            self.handle(RequestEnded(at_s=self.now_s(), request=exchange.id, outcome="error"))
         try:
             self._refuse(exchange, TidegateError("the gate failed on this request"))
         except Exception:

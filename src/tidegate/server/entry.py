@@ -1,33 +1,26 @@
-"""A request that the scheduler knows of: from its arrival to the one RequestEnded that it is owed."""
+"""A request that the scheduler knows of: from its arrival to the one RequestEnded that it is owed. It is the meter of
+its own exchange, so that a request is one object here."""
 
 from __future__ import annotations
 
+from tidegate.observe.counters import ClassCounters
 from tidegate.proxy.identity import Identity
 from tidegate.proxy.seam import Exchange
-from tidegate.proxy.usage import UsageMeter
-from tidegate.types import ReplicaId, WorkloadClass
+from tidegate.proxy.usage import UsageMeter, Watcher
+from tidegate.types import ReplicaId
 
 
-class Entry:
-    __slots__ = (
-        "arrived_s",
-        "attempts",
-        "exchange",
-        "hold_reason",
-        "identity",
-        "label",
-        "meter",
-        "placed_s",
-        "replica",
-    )
+class Entry(UsageMeter):
+    replica: ReplicaId | None = None  # where it runs now
+    attempts = 0  # replicas that failed it
+    hold_reason: str | None = None
 
-    def __init__(self, exchange: Exchange, identity: Identity, label: WorkloadClass, arrived_s: float) -> None:
+    def __init__(
+        self, exchange: Exchange, watcher: Watcher, identity: Identity, counters: ClassCounters, arrived_s: float
+    ) -> None:
+        super().__init__(exchange.head, watcher)
         self.exchange = exchange
         self.identity = identity
-        self.label = label  # of the metrics: the class, or `other` when there are too many
+        self.counters = counters  # of its class
         self.arrived_s = arrived_s
         self.placed_s = arrived_s
-        self.replica: ReplicaId | None = None  # where it runs now
-        self.attempts = 0  # replicas that failed it
-        self.hold_reason: str | None = None
-        self.meter: UsageMeter | None = None

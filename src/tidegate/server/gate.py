@@ -198,7 +198,7 @@ class Gate:
         holds = [
             {
                 "session": entry.identity.session,
-                "workload": entry.label,
+                "workload": entry.counters.label,
                 "reason": entry.hold_reason,
                 "waited_s": round(now_s - entry.arrived_s, 3),
             }

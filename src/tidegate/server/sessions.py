@@ -44,8 +44,10 @@ class SessionsApi:
         session = _session_id(request, text_field(fields, "session_id", "id"))
         workload = text_field(fields, "workload", "workload_class", "class") or request.headers.get("x-workload-class")
         group = text_field(fields, "group", "group_id") or request.headers.get("x-group-id")
-        check_label("workload class", workload)
-        check_label("group id", group)
+        if workload is not None:
+            check_label("workload class", workload)
+        if group is not None:
+            check_label("group id", group)
         known = self._knows(session)
         self._handle(
             SessionOpened(
