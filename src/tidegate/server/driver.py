@@ -89,11 +89,6 @@ class Driver:
             Reject: self._reject,
             Ended: self._session_ended,
         }
-            Place: self._place,
-            Hold: self._hold,
-            Reject: self._reject,
-            Ended: self._session_ended,
-        }
         self._entries: dict[int, Entry] = {}
         self._max_attempts = max_attempts
 
