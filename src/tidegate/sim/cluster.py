@@ -57,7 +57,7 @@ class Cluster:
         self._monitors: dict[ReplicaId, Monitor] = {}
         for url, config in scenario.configs().items():
             self.add_replica(url, config)
-        self.trainer = Asynchronous(self.clients, self.workload, scenario.trainer.in_flight)
+        self.trainer = Asynchronous(self.kernel, self.clients, self.workload, scenario.trainer.in_flight)
         # The router is up before the trainer: it has read its replicas once.
         self.kernel.at(2 * scenario.monitor.delay_s, self.trainer.start)
 
