@@ -27,6 +27,7 @@ class ReplyUsage(msgspec.Struct):
     cached_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    finish_reason: Any = None  # SGLang's, an object
 
     @property
     def prompt(self) -> int | None:
@@ -66,6 +67,9 @@ class Reply(msgspec.Struct):
         for choice in self.choices:
             if choice.finish_reason == "abort":
                 return True
+        meta = self.meta_info
+        if meta is not None and isinstance(meta.finish_reason, dict) and meta.finish_reason.get("type") == "abort":
+            return True
         return self.status == "cancelled" or self.stop_reason is None
 
 

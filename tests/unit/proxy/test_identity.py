@@ -19,9 +19,7 @@ def head(headers: dict[str, str] | None = None, method: str = "POST", path: byte
     return RequestHead(method, path, lines, 100)
 
 
-def identify(
-    headers: dict[str, str] | None = None, body: Any = None, path: bytes = CHAT, **options: Any
-) -> Identity:
+def identify(headers: dict[str, str] | None = None, body: Any = None, path: bytes = CHAT, **options: Any) -> Identity:
     """As the driver does: the body only if it is wanted."""
     identifier, asked = Identifier(**options), head(headers, path=path)
     data = body if isinstance(body, bytes) else json.dumps(body if body is not None else {"prompt": "x"}).encode()
