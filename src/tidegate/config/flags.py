@@ -63,8 +63,8 @@ _SHORT = (
     Flag("--cb-failure-threshold", "engines.eject_after", COMPAT),
     Flag("--cb-timeout-duration-secs", "engines.eject_s", COMPAT),
     Flag("--cache-threshold", "core.cache_aware.match_share", COMPAT),
-    Flag("--balance-abs-threshold", "core.cache_aware.balance_abs", COMPAT),
-    Flag("--balance-rel-threshold", "core.cache_aware.balance_rel", COMPAT),
+    Flag("--balance-abs-threshold", "core.cache_aware.balance_requests", COMPAT),
+    Flag("--balance-rel-threshold", "core.cache_aware.balance_ratio", COMPAT),
 )
 
 WITHOUT_EFFECT: dict[str, str] = {
