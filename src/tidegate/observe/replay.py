@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tidegate import __version__
+from tidegate.config.load import check_policy
 from tidegate.errors import ConfigError
 from tidegate.observe.recorder import FORMAT, Header
 from tidegate.policy.params import CoreParams
@@ -47,6 +48,7 @@ def replay(path: Path) -> Report:
     """Raises ConfigError when the file is not a decision log of this version's format."""
     lines = _lines(path)
     header = _header(path, next(lines, b""))
+    check_policy(header.policy, str(path))
     scheduler = Scheduler(header.policy, _params(path, header), header.seed)
     decoder = msgspec.json.Decoder(RecordedLine)
     encoder = msgspec.json.Encoder()
