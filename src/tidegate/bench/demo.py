@@ -41,8 +41,8 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 4_096
     merge_turns: int = 1
     concurrency: int = 72
-    warmup_s: float = 15.0  # wall time: 4 minutes of model time, several residencies of an unhindered session
-    duration_s: float = 35.0
+    warmup_s: float = 13.0  # wall time: 195 s of model time, two or three residencies of an unhindered session
+    duration_s: float = 32.0
     seed: int = 0
 
 

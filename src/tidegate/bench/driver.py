@@ -20,10 +20,10 @@ import aiohttp
 import msgspec
 
 from tidegate.bench.client import ClientOptions, RolloutClient
-from tidegate.bench.scrape import EngineFacts, EngineTotals, engine_facts, engine_totals, hold_buckets, scaled_buckets
+from tidegate.bench.scrape import EngineFacts, EngineTotals, engine_facts, engine_totals, hold_buckets
 from tidegate.errors import ConfigError
 from tidegate.sim.prompts import TokenStreams
-from tidegate.sim.score import Score, SessionRecord, Window, histogram_percentile, score
+from tidegate.sim.score import Score, SessionRecord, Window, hold_percentiles, score
 from tidegate.sim.workload import DeficitRelease, SessionPlan, SessionStream, Workload
 
 # Below vLLM's own 5 s: a connection that the server is closing would fail a request.
@@ -212,11 +212,7 @@ async def _cancelled(task: asyncio.Future[list[None]] | asyncio.Future[None]) ->
 
 
 def _hold_percentiles(start: _Edge, end: _Edge, time_scale: float) -> tuple[float, float] | None:
-    if end.holds is None:
-        return None
-    before, after = scaled_buckets(start.holds or {}, time_scale), scaled_buckets(end.holds, time_scale)
-    p50, p95 = histogram_percentile(before, after, 0.5), histogram_percentile(before, after, 0.95)
-    return None if p50 is None or p95 is None else (p50, p95)
+    return None if end.holds is None else hold_percentiles(start.holds or {}, end.holds, time_scale)
 
 
 def _ratio(engines: EngineTotals | None) -> float | None:

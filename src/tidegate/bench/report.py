@@ -28,7 +28,7 @@ def score_table(results: Mapping[str, LoadResult], classes: Sequence[str], *, ti
 
 
 def _cells(score: Score, classes: Sequence[str]) -> list[str]:
-    hold = UNKNOWN if score.hold_p50_s is None else f"{score.hold_p50_s:.1f}/{_number(score.hold_p95_s, '.1f')}"
+    hold = UNKNOWN if score.hold_p50_s is None else f"{score.hold_p50_s:.0f}/{_number(score.hold_p95_s, '.0f')}"
     return [
         f"{score.contract_per_min:.1f}",
         *(f"{score.sessions_per_min.get(workload, 0.0):.1f}" for workload in classes),

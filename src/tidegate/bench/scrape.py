@@ -7,8 +7,7 @@ of hold times. Both are optional: any router or engine can be driven.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import aiohttp
 import msgspec
@@ -138,10 +137,6 @@ def _read(text: str) -> EngineTotals:
         waiting=reading.waiting,
         capacity_tokens=reading.kv_capacity_tokens,
     )
-
-
-def scaled_buckets(buckets: Mapping[float, float], factor: float) -> dict[float, float]:
-    return {bound * factor if math.isfinite(bound) else bound: count for bound, count in buckets.items()}
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

@@ -72,7 +72,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_prompt_tokens: int | None
     recomputed_prompt_share: float | None
     preemptions: int | None
-    hold_p50_s: float | None  # time held by the gate, over ALL requests: one that was not held counts as 0
+    hold_p50_s: float | None  # of the requests that the gate held and placed in the window; 0: it held none
     hold_p95_s: float | None
     first_byte_p50_s: float | None
     first_byte_p95_s: float | None
@@ -184,7 +184,7 @@ def mean_residencies(ended: Iterable[SessionRecord]) -> dict[WorkloadClass, floa
 
 def histogram_percentile(before: Mapping[float, float], after: Mapping[float, float], p: float) -> float | None:
     """A percentile of what a cumulative histogram (upper bound -> count) gained; linear within its bucket. In the last,
-    unbounded bucket: its lower bound, as nothing more is known."""
+    unbounded bucket: its lower bound, as nothing more is known. None: it gained nothing."""
     bounds = sorted(after)
     gained = [after[bound] - before.get(bound, 0.0) for bound in bounds]
     if not gained or gained[-1] <= 0:
@@ -196,6 +196,19 @@ def histogram_percentile(before: Mapping[float, float], after: Mapping[float, fl
             return low if math.isinf(bound) else low + (bound - low) * (rank - below) / (count - below)
         low, below = bound, count
     return low
+
+
+def hold_percentiles(
+    before: Mapping[float, float], after: Mapping[float, float], time_scale: float = 1.0
+) -> tuple[float, float]:
+    """p50 and p95 of the requests that were held, from a gate's histogram of times from arrival to placement. Its first
+    bucket is left out: those were placed at once, and there are dozens of them in every agentic session."""
+    at_once = min(after, default=math.inf)
+    first = after.get(at_once, 0.0), before.get(at_once, 0.0)
+    held_after = {bound * time_scale: count - first[0] for bound, count in after.items()}
+    held_before = {bound * time_scale: count - first[1] for bound, count in before.items()}
+    p50, p95 = (histogram_percentile(held_before, held_after, p) for p in (0.5, 0.95))
+    return (p50 or 0.0, p95 or 0.0)
 
 
 # --- repeats ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tidegate.sim.score import (
     contract_rate,
     histogram_percentile,
     hit_rate,
+    hold_percentiles,
     mean_in_flight,
     mean_interval,
     ratio_interval,
@@ -132,6 +133,15 @@ def test_histogram_percentiles_use_only_what_was_gained() -> None:
     assert histogram_percentile(before, after, 0.7) == pytest.approx(0.1 + 0.9 * 0.5)
     assert histogram_percentile(before, after, 0.99) == 1.0
     assert histogram_percentile(after, after, 0.5) is None
+
+
+def test_hold_percentiles_leave_out_what_was_placed_at_once() -> None:
+    before = {0.001: 1000.0, 1.0: 1000.0, 10.0: 1000.0, math.inf: 1000.0}
+    after = {0.001: 9000.0, 1.0: 9000.0, 10.0: 9100.0, math.inf: 9100.0}
+    p50, p95 = hold_percentiles(before, after, time_scale=20)
+    assert (p50, p95) == pytest.approx((20 * 5.5, 20 * 9.55))
+    assert hold_percentiles(before, before) == (0.0, 0.0)
+    assert hold_percentiles({}, {0.001: 5.0, 1.0: 5.0}) == (0.0, 0.0)
 
 
 def test_a_paired_ratio_removes_what_both_share() -> None:
