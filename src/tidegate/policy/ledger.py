@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from tidegate.policy.check import check
 from tidegate.policy.entities import ENDED, HELD, LIVE, OPENED, ClassLedger, Group, Replica, Request, Session
 from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import LoadIndex
@@ -58,6 +59,10 @@ class Ledger:
         self.by_requests = LoadIndex()
         self._class_by_name: dict[WorkloadClass, ClassLedger] = {}
         self._remembered: OrderedDict[SessionId, tuple[int, float | None]] = OrderedDict()  # (generation, expired_r)
+
+    def check(self) -> None:
+        """Recompute everything naively; AssertionError if any count is off."""
+        check(self)
 
     # --- time --------------------------------------------------------------------------------------------------
     def advance(self, at_s: float) -> None:
@@ -105,7 +110,8 @@ class Ledger:
         self.usable = self.usable | replica.bit if replica.usable else self.usable & ~replica.bit
 
     def _forget_if_empty(self, replica: Replica) -> None:
-        if replica.removed and not replica.requests and not replica.live and not replica.tokens:
+        known = self.slots[replica.slot] is replica
+        if known and replica.removed and not replica.requests and not replica.live and not replica.tokens:
             del self.replicas[replica.url]
             self.slots[replica.slot] = None
 

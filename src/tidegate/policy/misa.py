@@ -2,10 +2,10 @@
 
 A new session of class b enters w only if also count_{w,b} < K_{w,b}. The caps divide C_w by demand: misa by
 S = N kbar (Eqs 8-10), misa_t by block-time R = N kbar That (Eqs 11-13), so that every class's backlog would drain in
-the same time (Eq 12). N counts unfinished sessions, the held ones too, which are shared over replicas by capacity; a replica with less of a class than its part of the pool's demand is
-credited with that part, or it would never open for the class. kbar
-and That come from running sessions as well as from ended ones (estimators.py). Rounding is feasible by default
-(apportion.py), or the paper's with misa.floor = paper.
+the same time (Eq 12). N counts unfinished sessions, the held ones too, which are shared over replicas by capacity; a
+replica with less of a class than its part of the pool's demand is credited with that part, or it would never open for
+the class. kbar and That come from running sessions as well as from ended ones (estimators.py). Rounding is feasible by
+default (apportion.py), or the paper's with misa.floor = paper.
 
 Of several classes that wait, the one with the lowest ratio of live sessions to its cap over all replicas goes first.
 """
@@ -29,6 +29,7 @@ class Misa(SessionAdmission):
         super().__init__(ledger, params, seed)
         self._caps: list[list[int]] = []  # by replica slot, by class
         self._pool_cap: list[int] = []  # by class
+        self.apportioned_footprints: dict[int, tuple[float, list[float]]] = {}  # by slot: C_w and kbar_b of its caps
         self._entitled: list[float] = []  # by class, sessions over all replicas before rounding
         self._fractions: list[list[float]] = []
         self._apportioner = Apportioner()
@@ -56,8 +57,11 @@ class Misa(SessionAdmission):
             return None
         return Choice(None, "class_cap", {"class_sessions": count, "class_cap": cap})
 
+    def caps_at(self, slot: int) -> list[int]:
+        return self._caps[slot] if slot < len(self._caps) else []
+
     def class_cap(self, replica: Replica, klass: ClassLedger) -> int:
-        caps = self._caps[replica.slot] if replica.slot < len(self._caps) else []
+        caps = self.caps_at(replica.slot)
         return caps[klass.index] if klass.index < len(caps) else 0
 
     def next_class(self, waiting: list[ClassLedger]) -> ClassLedger:
@@ -129,15 +133,24 @@ class Misa(SessionAdmission):
             self._fractions[replica.slot] = fractions
             caps = self._apportioner.round(capacity, fractions, footprints)
         self._caps[replica.slot] = caps
+        self.apportioned_footprints[replica.slot] = (capacity, footprints)
 
     def footprint_tokens(self, klass: ClassLedger, capacity: float) -> float:
         """kbar, as far as one session can hold it on this replica."""
         return min(max(1.0, self.kbar_tokens(klass)), max(1.0, capacity))
 
+    def replica_added(self, replica: Replica) -> None:
+        if replica.slot < len(self._caps):  # the slot's last replica may have been another one
+            self._caps[replica.slot] = []
+            self.apportioned_footprints.pop(replica.slot, None)
+        super().replica_added(replica)
+
+    def capacities_changed(self) -> None:
+        self._apportion()
+
     def replica_estimates(self, slot: int) -> dict[str, object]:
         found = super().replica_estimates(slot)
-        caps = self._caps[slot] if slot < len(self._caps) else []
-        found["class_caps"] = {k.name: cap for k, cap in zip(self.ledger.classes, caps, strict=False)}
+        found["class_caps"] = {k.name: cap for k, cap in zip(self.ledger.classes, self.caps_at(slot), strict=False)}
         return found
 
 

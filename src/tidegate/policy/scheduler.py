@@ -96,8 +96,11 @@ class Scheduler:
         out: list[AnyDecision] = []
         self._out = out
         self._on[type(event)](event)
-        if (self._room or self._go_on) and len(self.holds):
-            self._recheck()
+        if self._room or self._go_on:
+            if len(self.holds):
+                self._recheck()
+            else:
+                self._room = self._go_on = False
         return out
 
     def view(self, now_s: float) -> PoolView:

@@ -174,6 +174,7 @@ class SessionAdmission(Sticky):
         self.forecast.rebuild(replica)
         if self._unknown(replica):
             self._unknown_bits |= replica.bit
+        self.capacities_changed()
         self._reopen(replica.bit)
 
     def sampled(self, replica: Replica, sample: ReplicaSample) -> None:
@@ -181,7 +182,11 @@ class SessionAdmission(Sticky):
             self._unknown_bits &= ~replica.bit
             self._grow_slots(replica)
             self.base_caps[replica.slot] = self._base_cap(replica)
+            self.capacities_changed()
             self._reopen(replica.bit)
+
+    def capacities_changed(self) -> None:
+        """A replica came, or its capacity became known: for policies that divide it."""
 
     # --- the control step --------------------------------------------------------------------------------------
     def tick(self) -> None:
