@@ -85,8 +85,9 @@ class EngineApp:
                 await call.json({} if self._events is None else {"0": self._events.describe()})
             case _:
                 if call.path in _PATHS:
-                    raise Refusal("Method Not Allowed", status=405, kind="Method Not Allowed")
-                raise Refusal("Not Found", status=404, kind="Not Found")
+                    await call.json({"detail": "Method Not Allowed"}, status=405)
+                else:
+                    await call.json({"detail": "Not Found"}, status=404)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -43,7 +43,8 @@ class EngineCore:
         self._generations: dict[str, Generation] = {}
         self._hashes = PromptHashes(config.block_size)
         self._on_block_events = on_block_events
-        self._serial = itertools.count()
+        self._serial = itertools.count()  # of sequences
+        self._fresh = itertools.count()  # of replies that no seed was given for
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._arrivals: deque[Generation] = deque()
@@ -86,10 +87,11 @@ class EngineCore:
         streaming: bool = False,
         changed: asyncio.Event | None = None,
     ) -> Generation:
-        """Begin to generate. The prompt has at least one token and leaves room for one in the model's length."""
+        """Begin to generate. `id` is the client's and need not be unique. The prompt has at least one token and leaves
+        room for one in the model's length."""
         hashes = self._hashes.of(prompt, salt, session) if self.config.enable_prefix_caching else []
         generation = Generation(
-            f"{id}-{choice}",
+            f"{id}#{next(self._serial)}",
             prompt,
             hashes,
             sampling,
@@ -117,7 +119,7 @@ class EngineCore:
     def _reply_key(self, prompt: bytes, sampling: Sampling, choice: int) -> bytes:
         draw = f"{self.config.seed}/"
         if sampling.temperature > 0:
-            fresh = sampling.seed if sampling.seed is not None else f"#{next(self._serial)}"
+            fresh = sampling.seed if sampling.seed is not None else f"#{next(self._fresh)}"
             draw += f"{sampling.temperature}/{fresh}/{choice}"
         return draw.encode() + b"\n" + prompt
 
@@ -140,7 +142,7 @@ class EngineCore:
 
     def matching(self, id: str) -> list[str]:
         """Internal ids of a request's sequences."""
-        return [known for known in self._generations if known.rpartition("-")[0] == id or known == id]
+        return [known for known in self._generations if known.startswith((f"{id}#", f"{id}-"))]
 
     # --- control ----------------------------------------------------------------------------------------------
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:

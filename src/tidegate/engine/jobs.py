@@ -118,13 +118,19 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None)
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
     }
-    shape["prompt_tokens_details"] = None if cached_tokens is None else {"cached_tokens": cached_tokens}
+    if cached_tokens is not None:
+        shape["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     return shape
 
 
 def check_model(core: EngineCore, model: str | None) -> None:
     if model and model != core.config.served_model_name:
-        raise Refusal(f"The model `{model}` does not exist.", status=404, kind="NotFoundError", param="model")
+        raise Refusal(
+            f"The model `{model}` does not exist. Valid aliases: {core.config.served_model_name}.",
+            status=404,
+            kind="NotFoundError",
+            param="model",
+        )
 
 
 def check_length(core: EngineCore, prompt: bytes, max_tokens: int | None) -> None:

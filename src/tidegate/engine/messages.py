@@ -15,7 +15,8 @@ from tidegate.engine.jobs import Job, SharedFields, abort_job, check_model, new_
 
 class MessagesBody(SharedFields, kw_only=True):
     messages: list[dict[str, Any]]
-    max_tokens: int  # required by this API
+    model: str  # required by this API, as is max_tokens
+    max_tokens: int
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -35,7 +36,7 @@ async def create(core: EngineCore, call: Call) -> None:
         core,
         [tokenizer.encode_chat([*system, *body.messages], body.tools)],
         body.sampling(max_tokens=body.max_tokens, logprobs=None),
-        id=new_id("msg", body.request_id),
+        id=new_id("chatcmpl", call.header(b"x-request-id") or body.request_id),
         session=session_of(call, body),
         salt=body.cache_salt,
         priority=body.priority,

@@ -148,8 +148,5 @@ async def _stream(core: EngineCore, call: Call, body: ResponsesBody, job: Job) -
     await event("response.output_text.done", **place, text=text, logprobs=[])
     await event("response.content_part.done", **place, part=_part(text))
     await event("response.output_item.done", output_index=0, item=_item(job, text))
-    response = _response(core, body, job)
-    await event(
-        "response.incomplete" if response["status"] == "incomplete" else "response.completed", response=response
-    )
+    await event("response.completed", response=_response(core, body, job))  # vLLM says so of incomplete ones too
     await call.write(b"", more=False)

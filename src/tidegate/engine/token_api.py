@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from tidegate.engine.jobs import (
     StreamOptions,
     abort_job,
     check_model,
+    new_id,
     pack_ids,
     start,
     top_candidates,
@@ -55,7 +55,7 @@ async def generate(core: EngineCore, call: Call) -> None:
         core,
         [pack_ids(body.token_ids)],
         params.sampling(max_tokens=params.max_tokens, logprobs=params.logprobs),
-        id=body.request_id or call.header(b"x-request-id") or uuid.uuid4().hex,
+        id=new_id("generate-tokens", call.header(b"x-request-id") or body.request_id),
         session=call.header(b"x-session-id"),  # this API has no session field
         salt=body.cache_salt,
         priority=body.priority,
@@ -82,6 +82,8 @@ def _choice(index: int, generation: Generation, first: int, end: int) -> dict[st
         "stop_reason": generation.stop_reason if stopped else None,
         "token_ids": generation.tokens_out(first, end),
         "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": [{"version": "default", "start": 0, "end": end}] if generation.done else None,
     }
 
 

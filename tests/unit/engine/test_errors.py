@@ -24,7 +24,8 @@ BAD: dict[str, tuple[str, Any]] = {
     "echo": ("/v1/completions", {"prompt": "a", "echo": True}),
     "no token_ids": ("/inference/v1/generate", {"token_ids": [], "sampling_params": {}}),
     "no sampling_params": ("/inference/v1/generate", {"token_ids": [1]}),
-    "no max_tokens": ("/v1/messages", {"messages": []}),
+    "no max_tokens": ("/v1/messages", {"messages": [], "model": "m"}),
+    "no model, where the API requires it": ("/v1/messages", {"messages": [], "max_tokens": 1}),
     "neither text nor ids": ("/generate", {}),
     "a list, not an object": ("/v1/responses", []),
     "tokenize nothing": ("/tokenize", {}),
@@ -55,7 +56,7 @@ async def test_an_unknown_model_is_404_everywhere(engine: EngineServer, http: Ht
         ("/v1/chat/completions", {"messages": []}),
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/responses", {"input": "a"}),
-        ("/v1/messages", {"messages": [], "max_tokens": 1}),
+        ("/v1/messages", {"messages": [], "max_tokens": 1, "model": "m"}),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}),
     ):
         status, answer = await http.post(engine.url + path, {**body, "model": "other"})

@@ -55,6 +55,15 @@ async def test_abort_requests_by_id_leaves_others(start_engine: StartEngine, htt
     assert finish(await other)[1] == "abort"
 
 
+async def test_requests_may_share_an_id(start_engine: StartEngine, http: Http) -> None:
+    engine = await start_engine(time_scale=1.0)
+    headers = {"X-Request-Id": "rollout"}
+    asks = [asyncio.create_task(http.post(f"{engine.url}/v1/completions", LONG, headers=headers)) for _ in range(2)]
+    await until(lambda: engine.core.running == 2)
+    await http.post(f"{engine.url}/abort_requests", {"request_ids": ["cmpl-rollout"]})
+    assert [finish(await ask)[1] for ask in asks] == ["abort", "abort"]
+
+
 # --- pause --------------------------------------------------------------------------------------------------------
 async def test_pause_abort_answers_all_and_holds_new_ones(start_engine: StartEngine, http: Http) -> None:
     engine = await start_engine(time_scale=1.0)

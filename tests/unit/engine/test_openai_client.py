@@ -143,7 +143,8 @@ async def test_responses(client: openai.AsyncOpenAI) -> None:
     stream = await client.responses.create(**ask, stream=True, extra_body={"ignore_eos": True})
     events = [event async for event in stream]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert events[-1].type == "response.incomplete"
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.status == "incomplete"
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 

@@ -49,7 +49,7 @@ async def test_generate_of_token_ids(engine: EngineServer, http: Http) -> None:
         "request_id": "mine",
     }
     _, whole = await http.post(f"{engine.url}/inference/v1/generate", body)
-    assert whole["request_id"] == "mine"
+    assert whole["request_id"] == "generate-tokens-mine"
     assert whole["prompt_token_ids"] == [1, 2, 3]
     assert whole["usage"]["completion_tokens"] == 6
     choice = whole["choices"][0]
