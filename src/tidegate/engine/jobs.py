@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -212,11 +212,14 @@ def new_id(prefix: str, given: str | None) -> str:
     return f"{prefix}-{given or uuid.uuid4().hex}"
 
 
-def pack_ids(ids: list[int]) -> bytes:
+def pack_ids(ids: Sequence[object]) -> bytes:
+    """Checked by packing them: a prompt of ids holds nothing else."""
     try:
-        return tokenizer.pack(ids)
+        return tokenizer.pack(ids)  # type: ignore[arg-type]
     except OverflowError as error:
         raise Refusal("Token id is out of vocabulary", param="prompt") from error
+    except TypeError as error:
+        raise Refusal("A prompt of token ids holds nothing but ids", param="prompt") from error
 
 
 def top_candidates(generation: Generation, index: int, count: int) -> list[tuple[int, float]]:
