@@ -30,7 +30,7 @@ _REPLAY_RETRY_S = 30.0  # a replay socket that did not answer is left alone for 
 _BATCHES_AT_ONCE = 64  # then others get the event loop
 _IDLE_PERIODS = 5  # between reports while nothing changes
 _LOOK_AGAIN_S = 60.0  # for publishers, of an engine that named none
-_LOOK_SOON_S = 2.0  # of an engine that could not be asked yet
+_LOOK_SOON_S = 0.5  # of an engine that could not be asked yet
 
 
 class KvEventsView(msgspec.Struct, frozen=True, kw_only=True):
