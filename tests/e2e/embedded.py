@@ -9,6 +9,7 @@ from tests.e2e.process import Process, free_ports
 
 START_S = 60.0
 BLOCK_TOKENS = 32
+TIME_SCALE = 20  # a token in about a millisecond, as the real replicas of the suite take
 
 
 class EmbeddedReplica:
@@ -28,7 +29,8 @@ class EmbeddedReplica:
             "max-model-len": 8192,
             "kv-events-port": events,
             "kv-events-replay-port": replay,
-            "shutdown-timeout-s": shutdown_timeout_s,
+            "shutdown-timeout": shutdown_timeout_s,
+            "time-scale": TIME_SCALE,
         }
         command: list[str | Path] = [TIDEGATE, "engine"]
         for name, value in settings.items():

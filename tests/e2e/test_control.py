@@ -127,9 +127,9 @@ async def test_a_replica_added_while_running_takes_sessions_and_a_removed_one_gi
     assert replica_of(await gate.state(client), second)["sessions"] == 1
     async with client.delete(f"{gate.url}/workers/{quote(second, safe='')}") as reply:
         assert reply.status in (200, 202, 204)
-    await until(lambda: gate.state(client), lambda state: [r["url"] for r in state["replicas"]] == [first])
     await turn(client, gate.url, "b")
-    assert replica_of(await gate.state(client), first)["sessions"] == 2
+    state = await until(lambda: gate.state(client), lambda state: [r["url"] for r in state["replicas"]] == [first])
+    assert replica_of(state, first)["sessions"] == 2
     for session in ("a", "b"):
         await finish(client, gate.url, session)
     await gate.idle(client)
