@@ -79,7 +79,11 @@ def type_name(annotation: Any) -> str:
             key, value = get_args(member)
             names.append(f"table of {type_name(key)} to {type_name(value)}")
         else:
-            names.append({"str": "text", "int": "integer", "float": "number"}.get(member.__name__, member.__name__))
+            names.append(
+                {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}.get(
+                    member.__name__, member.__name__
+                )
+            )
     return " or ".join(names)
 
 
