@@ -1,0 +1,297 @@
+"""The driver: one end for each request, whatever happens to it, and decisions that reach their exchange."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.server.exchanges import JSON, A, B, Shell
+
+from tidegate.errors import ReplicaError, TidegateError
+from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
+from tidegate.types import PoolPaused, PoolResumed, ReplicaHealth, SessionFinished
+
+EMPTY_ABORT = json.dumps({"choices": [{"text": "", "finish_reason": "abort"}]}).encode()
+CLOSED = ReplicaError("closed", reason="replica_closed")
+
+
+@pytest.fixture
+def shell() -> Shell:
+    shell = Shell()
+    shell.add(A, B)
+    return shell
+
+
+def one_seat(**admission: object) -> Shell:
+    params = CoreParams(static_cap=StaticCapParams(cap=1), admission=AdmissionParams(**admission))  # type: ignore[arg-type]
+    shell = Shell("static_cap", params)
+    shell.add(A)
+    return shell
+
+
+def test_a_session_stays_where_it_was_placed(shell: Shell) -> None:
+    homes = set()
+    for _ in range(3):
+        exchange = shell.open("s")
+        homes.update(exchange.placed)
+        shell.answer(exchange)
+    assert len(homes) == 1
+    assert shell.at_rest
+
+
+def test_what_the_replica_counted_reaches_the_ledger_and_the_counters(shell: Shell) -> None:
+    exchange = shell.open("s", x_workload_class="agentic")
+    shell.answer(exchange)
+    view = shell.scheduler.view(shell.clock.now_s())
+    assert sum(replica.kv_used_tokens for replica in view.replicas) == 12
+    counters = shell.driver.counters.of_class("agentic")
+    assert (counters.prompt_tokens, counters.completion_tokens) == (9, 3)
+    assert counters.requests["/v1/completions", "ok"] == 1
+    assert shell.replicas.told == [("ok", exchange.placed[0])]
+
+
+def test_a_held_request_is_placed_when_a_seat_is_free() -> None:
+    shell = one_seat()
+    shell.answer(shell.open("first"))
+    held = shell.open("second")
+    assert not held.placed
+    assert [entry.hold_reason for entry in shell.driver.held()] == ["replica_cap"]
+    shell.clock.advance(7.0)
+    shell.driver.handle(SessionFinished(at_s=shell.clock.now_s(), session="first"))
+    assert held.placed == [A]
+    assert shell.driver.counters.of_class(None).held_s.total == pytest.approx(7.0)
+    assert not shell.driver.held()
+
+
+def test_a_client_that_leaves_while_held_is_forgotten(shell: Shell) -> None:
+    shell = one_seat()
+    shell.answer(shell.open("first"))
+    held = shell.open("second")
+    shell.driver.ended(held, "aborted", None)
+    shell.driver.handle(SessionFinished(at_s=shell.clock.now_s(), session="first"))
+    assert not held.placed
+    assert shell.at_rest
+    assert shell.scheduler.view(shell.clock.now_s()).held == 0
+
+
+@pytest.mark.parametrize(
+    ("admission", "status", "reason"),
+    [({"overload": "reject"}, 429, "overloaded"), ({"max_waiting": 0}, 503, "queue_full")],
+)
+def test_a_refusal_has_its_reason_status_and_retry_after(
+    admission: dict[str, object], status: int, reason: str
+) -> None:
+    shell = one_seat(**admission)
+    shell.answer(shell.open("first"))
+    refused = shell.open("second").rejected
+    assert refused is not None
+    assert (refused.status, refused.reason, refused.retry_after_s) == (status, reason, 5.0)
+    assert json.loads(refused.body())["error"]["code"] == reason
+    assert shell.driver.counters.refused[reason] == 1
+    assert shell.at_rest
+
+
+def test_a_hold_timeout_is_answered_at_the_tick_after_it() -> None:
+    shell = one_seat(hold_timeout_s=5.0)
+    shell.answer(shell.open("first"))
+    held = shell.open("second")
+    shell.driver.tick()
+    assert held.rejected is None
+    shell.clock.advance(6.0)
+    shell.driver.tick()
+    assert held.rejected is not None
+    assert (held.rejected.status, held.rejected.reason) == (503, "hold_timeout")
+    assert shell.at_rest
+
+
+# --- replicas that fail ----------------------------------------------------------------------------------------------
+def test_a_request_leaves_a_replica_that_failed_before_its_first_byte(shell: Shell) -> None:
+    exchange = shell.open("s")
+    first = exchange.placed[0]
+    shell.driver.returned(exchange, first, CLOSED)
+    assert len(exchange.placed) == 2
+    assert exchange.placed[1] != first
+    assert shell.replicas.told == [("connect_failed", first)]
+    shell.answer(exchange)
+    assert shell.at_rest
+    again = shell.open("s")
+    assert again.placed == [exchange.placed[1]]  # the session moved with it
+
+
+def test_attempts_are_bounded_and_the_last_error_is_the_answer() -> None:
+    shell = Shell()
+    shell.add(A, B, "http://c", "http://d")
+    exchange = shell.open("s")
+    for _ in range(3):
+        shell.driver.returned(exchange, exchange.placed[-1], CLOSED)
+    assert len(set(exchange.placed)) == 3
+    assert exchange.rejected is CLOSED
+    assert shell.at_rest
+
+
+def test_an_abort_without_text_tells_the_monitor_and_is_tried_elsewhere(shell: Shell) -> None:
+    exchange = shell.open("s")
+    assert exchange.meter is not None
+    exchange.meter.response_head(200, JSON)
+    exchange.meter.response_body(EMPTY_ABORT)
+    assert exchange.meter.response_end() == "retry"
+    first = exchange.placed[0]
+    shell.driver.returned(exchange, first, ReplicaError("answered 200", reason="replica_refused"))
+    assert shell.replicas.told == [("empty_abort", first)]
+    assert exchange.placed[1] != first
+    assert shell.driver.counters.empty_aborts[first] == 1
+    shell.answer(exchange)
+
+
+def test_a_pool_that_drains_altogether_is_said_to(shell: Shell) -> None:
+    exchange = shell.open("s")
+    assert exchange.meter is not None
+    for _ in range(3):
+        if exchange.rejected is None:
+            exchange.meter.response_head(200, JSON)
+            exchange.meter.response_body(EMPTY_ABORT)
+            exchange.meter.response_end()
+            replica = exchange.placed[-1]
+            shell.driver.returned(exchange, replica, CLOSED)
+            shell.driver.handle(ReplicaHealth(at_s=10.0, replica=replica, usable=False, reason="draining"))
+            shell.driver.handle(ReplicaHealth(at_s=10.0, replica=replica, usable=True))
+    assert exchange.rejected is not None
+    assert (exchange.rejected.status, exchange.rejected.reason) == (503, "replica_draining")
+    assert exchange.rejected.retry_after_s
+    assert shell.at_rest
+
+
+def test_an_abort_asked_for_through_the_gate_is_delivered(shell: Shell) -> None:
+    exchange = shell.open("s")
+    shell.clock.advance(1.0)
+    shell.driver.aborts_called()
+    assert exchange.meter is not None
+    assert exchange.meter.response_head(200, JSON) == "pass"
+    shell.clock.advance(1.0)
+    later = shell.open("t")
+    assert later.meter is not None
+    assert later.meter.response_head(200, JSON) == "wait"
+
+
+def test_a_generation_that_its_replica_aborted_is_no_result(shell: Shell) -> None:
+    exchange = shell.open("s")
+    shell.answer(exchange, json.dumps({"choices": [{"text": "some", "finish_reason": "abort"}]}).encode())
+    counters = shell.driver.counters
+    assert counters.of_class(None).requests["/v1/completions", "error"] == 1
+    assert counters.aborted_replies[exchange.placed[0]] == 1
+
+
+# --- faults of our own -----------------------------------------------------------------------------------------------
+def test_a_fault_while_placing_ends_the_request_and_leaks_nothing(shell: Shell) -> None:
+    exchange = shell.exchange("s")
+    exchange.fault = RuntimeError("boom")
+    shell.driver.opened(exchange, None)
+    assert exchange.rejected is not None
+    assert (exchange.rejected.status, exchange.rejected.reason) == (500, "internal_error")
+    assert shell.driver.counters.faults == 1
+    assert shell.at_rest
+
+
+def test_a_fault_while_accounting_still_ends_the_request(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = shell.open("s")
+    monkeypatch.setattr(shell.driver, "_account", lambda *arguments: 1 / 0)
+    shell.driver.ended(exchange, "ok", None)
+    assert shell.driver.counters.faults == 1
+    assert shell.at_rest
+
+
+def test_a_second_end_is_ignored(shell: Shell) -> None:
+    exchange = shell.open("s")
+    shell.answer(exchange)
+    shell.driver.ended(exchange, "aborted", None)
+    shell.driver.returned(exchange, exchange.placed[0], CLOSED)
+    assert shell.at_rest
+    assert sum(shell.driver.counters.of_class(None).requests.values()) == 1
+
+
+# --- bad requests ----------------------------------------------------------------------------------------------------
+def test_bad_requests_are_refused_before_the_ledger_knows_them(shell: Shell) -> None:
+    for exchange, reason in (
+        (shell.open("x" * 257), "invalid_session_id"),
+        (shell.open(None, b"{nonsense"), "invalid_json"),
+    ):
+        assert exchange.rejected is not None
+        assert (exchange.rejected.status, exchange.rejected.reason) == (400, reason)
+    assert shell.scheduler.view(10.0).live == 0
+    assert shell.at_rest
+
+
+# --- other paths -----------------------------------------------------------------------------------------------------
+def test_other_paths_are_spread_over_replicas_and_stay_out_of_the_ledger(shell: Shell) -> None:
+    exchanges = [shell.open(path="/v1/models", method="GET") for _ in range(4)]
+    assert sorted(exchange.placed[0] for exchange in exchanges) == [A, A, B, B]
+    view = shell.scheduler.view(10.0)
+    assert (view.live, view.in_flight) == (0, 0)
+    assert shell.driver.under_way == 4
+    for exchange in exchanges:
+        shell.driver.ended(exchange, "ok", None)
+    assert shell.at_rest
+
+
+def test_they_pass_while_the_pool_is_paused(shell: Shell) -> None:
+    shell.driver.handle(PoolPaused(at_s=10.0))
+    assert shell.open(path="/v1/models", method="GET").placed
+    held = shell.open("s")
+    assert not held.placed
+    shell.driver.handle(PoolResumed(at_s=10.0))
+    assert held.placed
+
+
+def test_they_try_each_replica_once(shell: Shell) -> None:
+    exchange = shell.open(path="/version", method="GET")
+    shell.driver.returned(exchange, exchange.placed[0], CLOSED)
+    shell.driver.returned(exchange, exchange.placed[1], CLOSED)
+    assert sorted(exchange.placed) == [A, B]
+    assert exchange.rejected is CLOSED
+    assert shell.at_rest
+
+
+def test_without_a_replica_they_are_refused_at_once() -> None:
+    exchange = Shell().open(path="/v1/models", method="GET")
+    assert exchange.rejected is not None
+    assert (exchange.rejected.status, exchange.rejected.reason) == (503, "no_replica")
+
+
+# --- shutdown --------------------------------------------------------------------------------------------------------
+def test_a_shutdown_refuses_what_waits_and_what_comes_and_leaves_the_rest() -> None:
+    shell = one_seat()
+    running, held = shell.open("first"), shell.open("second")
+    assert shell.driver.refuse_all() == 1
+    late = shell.open("first")
+    for refused in (held, late):
+        assert refused.rejected is not None
+        assert (refused.rejected.status, refused.rejected.reason) == (503, "shutting_down")
+    assert running.rejected is None
+    assert shell.driver.under_way == 1
+    shell.answer(running)
+    assert shell.at_rest
+
+
+def test_a_replicas_failure_after_the_first_byte_is_counted_against_it(shell: Shell) -> None:
+    exchange = shell.open("s")
+    assert exchange.meter is not None
+    exchange.meter.response_head(200, [(b"content-type", b"text/event-stream")])
+    exchange.meter.response_body(b'data: {"choices": [{"text": "a"}]}\n\n')
+    shell.driver.ended(exchange, "replica_lost", CLOSED)
+    assert shell.driver.counters.replica_errors[exchange.placed[0], "replica_closed"] == 1
+    assert shell.driver.counters.of_class(None).requests["/v1/completions", "replica_lost"] == 1
+    assert shell.at_rest
+
+
+def test_more_classes_than_are_told_apart_count_as_other(shell: Shell) -> None:
+    for number in range(100):
+        shell.answer(shell.open(f"s{number}", x_workload_class=f"class {number}"))
+    classes = shell.driver.counters.classes
+    assert len(classes) == 65
+    assert sum(sum(c.requests.values()) for c in classes.values()) == 100
+    assert sum(classes["other"].requests.values()) == 36
+
+
+def test_errors_have_the_openai_shape() -> None:
+    body = json.loads(TidegateError("m", param="p").body())
+    assert body == {"error": {"message": "m", "type": "server_error", "param": "p", "code": "internal_error"}}
