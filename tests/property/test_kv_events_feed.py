@@ -41,23 +41,27 @@ class FeedMachine(RuleBasedStateMachine):
         self.publisher = Publisher(self.now_s)
         self.sent: list[tuple[int, bytes]] = []  # live messages of this process that reached the socket
         self.restart_unseen = False
-        self.may_miss_the_end = True  # batches may have been dropped since the last one that was delivered
 
     def tick(self) -> float:
         self.now_s += 1.0
         return self.now_s
 
-    def replay(self, works: bool) -> None:
-        if not works:
-            return
-        while True:
-            first = self.feed.replay_from
+    def replay(self) -> None:
+        self.restart_unseen = False
+        again = True
+        while again:
+            first, batches, again = self.feed.replay_from, 0, False
             for seq, payload in list(self.publisher.buffer):
-                if seq >= first and not self.feed.offer_replayed(seq, payload):
-                    break
-            else:
-                self.feed.replayed()
-                return
+                if seq >= first and not again:
+                    again = not self.feed.offer_replayed(seq, payload)
+                    batches += 1
+            again = again or not self.feed.replayed(batches)
+
+    def deliver(self, seq: int, payload: bytes, *, replay_works: bool) -> None:
+        if not self.feed.offer(seq, payload):
+            if replay_works:
+                self.replay()
+            self.feed.accept(seq, payload)
 
     @rule(
         hashes=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
@@ -72,52 +76,41 @@ class FeedMachine(RuleBasedStateMachine):
             "remove": {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"},
             "clear": {"type": "AllBlocksCleared"},
         }
-        seq, payload = self.publisher.publish(self.tick(), [events[kind]])
-        if not delivered:
-            self.may_miss_the_end = True
-            return
-        self.sent.append((seq, payload))
-        if not self.feed.offer(seq, payload):
-            self.replay(replay_works)
-            self.feed.accept(seq, payload)
-        self.may_miss_the_end = False
+        message = self.publisher.publish(self.tick(), [events[kind]])
+        if delivered:
+            self.sent.append(message)
+            self.deliver(*message, replay_works=replay_works)
 
-    @rule(index=st.integers(0, 20))
-    def deliver_again(self, index: int) -> None:
+    @rule(index=st.integers(0, 20), replay_works=st.booleans())
+    def deliver_again(self, index: int, replay_works: bool) -> None:
         if self.sent:
-            seq, payload = self.sent[index % len(self.sent)]
-            if not self.restart_unseen:
-                assert self.feed.offer(seq, payload)
+            self.deliver(*self.sent[index % len(self.sent)], replay_works=replay_works)
 
     @rule()
     def subscribe_with_replay(self) -> None:
-        self.replay(works=True)
-        self.may_miss_the_end = False
-        self.restart_unseen = self.restart_unseen and not self.publisher.history
+        self.replay()
 
     @rule()
     def engine_restarts(self) -> None:
         self.publisher = Publisher(self.tick())
         self.sent = []
         self.restart_unseen = True
-        self.may_miss_the_end = True
 
     @rule()
     def restart_is_seen(self) -> None:
         self.feed.restarted(self.publisher.started_at_s)
         self.restart_unseen = False
-        self.may_miss_the_end = True
 
     @invariant()
     def exact_means_exact(self) -> None:
-        if self.feed.trust is not Trust.EXACT or self.restart_unseen or self.may_miss_the_end:
+        caught_up = self.feed.next_seq == len(self.publisher.history)
+        if self.feed.trust is not Trust.EXACT or self.restart_unseen or not caught_up:
             return
         truth = Residency(LIMIT)
         for payload in self.publisher.history:
             truth.apply(decode(payload).events)
         assert self.feed.residency.resident_tokens == truth.resident_tokens
-        if not self.feed.lost_batches:  # after a loss, sessions that were stored before it are unknown for good
-            assert self.feed.residency.session_tokens() == truth.session_tokens()
+        assert self.feed.residency.session_tokens() == truth.session_tokens()
 
 
 FeedMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)

@@ -237,8 +237,7 @@ class _Subscription:
                 handled += 1
                 if handled % _BATCHES_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        self._feed.replayed()
-        return True
+        return self._feed.replayed(handled)
 
     @contextlib.contextmanager
     def _socket(self, kind: int) -> Iterator[zmq.asyncio.Socket]:

@@ -6,8 +6,8 @@
     seq <= last, time after last       the publisher restarted: its cache is empty and it counts from 0 again
 
 A restart whose first batches were missed can look like a gap, or like nothing at all. So a replay starts at the last
-batch that was applied: if the publisher has another batch of that number, it is another process. And `restarted` is
-told of restarts that were seen elsewhere.
+batch that was applied: if the publisher has another batch of that number, or none, it is another process. And
+`restarted` is told of restarts that were seen elsewhere.
 
 Residency is exact while every batch since the publisher's start was applied. After a gap that no replay fills it is
 unknown: it starts anew from nothing, and is exact again once the engine says that its cache was cleared, or once as
@@ -88,10 +88,15 @@ class KvFeed:
         self._apply(seq, batch)
         return True
 
-    def replayed(self) -> None:
-        """A replay is complete: everything that the publisher had to say was applied."""
+    def replayed(self, batches: int) -> bool:
+        """A replay is complete: everything that the publisher had to say was applied. False: it does not know the last
+        batch that was applied, so it is another process, whose replay is to be asked for from its start."""
+        if not batches and self._last_seq >= 0:
+            self._restart()
+            return False
         if self.trust is Trust.WAITING:
             self.trust = Trust.EXACT
+        return True
 
     def accept(self, seq: int, payload: bytes) -> None:
         """Apply a live batch though batches before it may be lost."""

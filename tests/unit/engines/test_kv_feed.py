@@ -37,7 +37,7 @@ def test_nothing_heard_is_not_exact() -> None:
 
 def test_an_empty_replay_from_the_start_is_exact() -> None:
     feed = KvFeed(1000)
-    feed.replayed()
+    assert feed.replayed(0)
     assert feed.trust is Trust.EXACT
 
 
@@ -54,7 +54,7 @@ def test_a_gap_is_filled_by_a_replay_that_overlaps() -> None:
     assert feed.replay_from == 0
     for seq in range(4):
         assert feed.offer_replayed(seq, batch(seq + 1, seq + 1))
-    feed.replayed()
+    assert feed.replayed(4)
     feed.accept(3, batch(4, 4))
     assert feed.trust is Trust.EXACT
     assert feed.residency.resident_tokens == 64
@@ -110,6 +110,15 @@ def test_a_replay_by_another_process_is_noticed_and_asked_for_again() -> None:
         assert feed.offer_replayed(seq, batch(10 + seq, 10 + seq))
     assert feed.trust is Trust.EXACT
     assert feed.residency.resident_tokens == 5 * 16
+
+
+def test_a_publisher_that_does_not_know_the_last_batch_is_another_process() -> None:
+    feed = feed_of(batch(1, 1), batch(2, 2), batch(3, 3))
+    assert not feed.replayed(0)
+    assert feed.replay_from == 0
+    assert feed.residency.resident_tokens == 0
+    assert feed.replayed(0)
+    assert feed.trust is Trust.EXACT
 
 
 def test_a_restart_seen_elsewhere_empties_what_the_old_process_said() -> None:
