@@ -52,7 +52,7 @@ class Gate:
         self.pausing: Pausing
         self.registry: CollectorRegistry
         self._recorder: Recorder | None = None
-        self._metrics_listener: Listener | None = None
+        self.metrics_listener: Listener | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -105,10 +105,10 @@ class Gate:
         self.listener = await serve(driver, config.http, config.server.host, config.server.port)
         stack.push_async_callback(self.listener.close)
         if config.server.prometheus_port is not None:
-            self._metrics_listener = await serve(
+            self.metrics_listener = await serve(
                 MetricsOnly(routes), config.http, config.server.prometheus_host, config.server.prometheus_port
             )
-            stack.push_async_callback(self._metrics_listener.close)
+            stack.push_async_callback(self.metrics_listener.close)
         for url in urls:
             self.replicas.add(url)
         self._ticker = asyncio.create_task(self._tick_forever(scheduler.tick_s), name="tick")
