@@ -142,6 +142,7 @@ class Session:
         "expected_tokens",
         "generation",
         "group",
+        "heard_r",
         "id",
         "klass",
         "last_active_r",
@@ -150,6 +151,7 @@ class Session:
         "one_shot",
         "replica",
         "running",
+        "size_bin",
         "state",
         "tokens",
         "turns",
@@ -176,6 +178,8 @@ class Session:
         self.last_ok = False
         self.admitted_r = 0.0
         self.last_active_r = now_r
+        self.heard_r = now_r  # when its footprint was last known: a request placed, progressed or ended
+        self.size_bin = 0  # the largest size that it has reached
         self.cohort: Cohort | None = None
 
     @property

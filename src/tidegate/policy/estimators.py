@@ -15,10 +15,10 @@ a mean over completed sessions is biased. Then, with S the survival to the start
     kbar = Z / T                                 the session-time average, whatever ages are running just now
 
 A young synchronised cohort has small k_j at small ages only; ages not yet seen take k_j from the last seen one plus the
-observed growth, and their hazard from the prior. Each bin's hazard is shrunk by `prior_sessions` sessions of the
-prior residency, kbar by as many sessions of the prior footprint. Updates cost O(1); a cohort of sessions admitted
-within a quarter of a second moves from bin to bin as one (a heap of crossing times), a table is solved once a control
-step.
+observed growth, and their hazard from the prior. Each bin's hazard is shrunk by `prior_sessions` sessions of the prior
+residency, kbar by as many of the prior footprint against the sessions that ended. Updates cost O(1); a cohort of
+sessions admitted within a quarter of a second moves from bin to bin as one (a heap of crossing times), a table is
+solved once a control step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Final
 
 from tidegate.policy.params import EstimatorParams, LedgerParams
+from tidegate.policy.sizes import EDGES_TOKENS, Sizes, size_bin
 
 if TYPE_CHECKING:
     from tidegate.policy.entities import Session
@@ -59,12 +60,14 @@ class Profile:
 
     def __init__(self, params: EstimatorParams) -> None:
         self._params = params
+        self.sizes = Sizes()
         self.sessions = [0] * BINS  # now in the bin
         self.tokens = [0] * BINS
         self.exposure = [0.0] * BINS
         self.block_time = [0.0] * BINS
         self.ends = [0.0] * BINS
         self.lived_s = 0.0  # faded sum of the ages at which sessions ended
+        self._started_tokens = self._started = 0.0  # faded: first prompts of admitted sessions
         self.growth_tokens = 0.0  # faded sum of growth after the first prompt
         self._at_r = [0.0] * BINS  # accrued up to
         self._faded_r = 0.0
@@ -75,7 +78,8 @@ class Profile:
         self.residency_s = params.residency_prior_s
         self.footprint_tokens = 0.0
         self.growth_per_s = 0.0
-        self.evidence = 0.0  # whole sessions observed, fading
+        self.growing_s = 0.0  # from the first prompt to the expected end, at that rate
+        self.ended = 0  # sessions seen from beginning to end: what is known of how large they become
         self.survival = [1.0] * BINS  # to the start of the bin
         self.hazard = [1.0 / params.residency_prior_s] * BINS
         self.holding = [0.0] * BINS  # k_j
@@ -94,6 +98,9 @@ class Profile:
         if cohort is None or cohort.bin or now_r - cohort.birth_r >= FIRST_EDGE_S:
             cohort = self._young = self._new_cohort(now_r, 0)
         self._join(session, cohort, now_r)
+        session.size_bin = size_bin(session.tokens)
+        self._started_tokens += session.tokens
+        self._started += 1.0
 
     def _new_cohort(self, birth_r: float, j: int) -> Cohort:
         cohort = Cohort(birth_r, j)
@@ -119,11 +126,17 @@ class Profile:
         cohort.tokens += delta
         self.tokens[j] += delta
         self.growth_tokens += delta
+        if session.tokens >= EDGES_TOKENS[session.size_bin + 1]:
+            reached = size_bin(session.tokens)
+            self.sizes.grew(session.size_bin, reached)
+            session.size_bin = reached
 
     def leave(self, session: Session, now_r: float) -> None:
         """Its end, for whatever reason: it holds nothing any more."""
         cohort = session.cohort
         assert cohort is not None
+        self.ended += 1
+        self.sizes.end(session.size_bin)
         self.lived_s += max(0.0, now_r - cohort.birth_r)
         self.ends[self._part(session, now_r)] += 1.0
 
@@ -175,11 +188,16 @@ class Profile:
         window_s = max(params.window_floor_s, params.window_residencies * self.residency_s)
         keep = exp(-(now_r - self._faded_r) / window_s)
         self._faded_r = now_r
+        if not any(self.sessions):
+            return  # nothing new is learned, so nothing is forgotten
         for column in (self.exposure, self.block_time, self.ends):
             for j in range(BINS):
                 column[j] *= keep
         self.growth_tokens *= keep
         self.lived_s *= keep
+        self._started_tokens *= keep
+        self._started *= keep
+        self.sizes.fade(keep)
 
     def solve(self, prior_residency_s: float, prior_footprint_tokens: float) -> None:
         weight = self._params.prior_sessions
@@ -198,9 +216,11 @@ class Profile:
             if j < BINS - 1:
                 survival *= exp(-hazard * WIDTHS_S[j])
         self.residency_s = residency_s
-        self.evidence = exposure / residency_s
-        learned = block_time / residency_s
-        self.footprint_tokens = (self.evidence * learned + weight * prior_footprint_tokens) / (self.evidence + weight)
+        self.sizes.solve()
+        first = self._started_tokens / self._started if self._started > 0.0 else 0.0
+        self.growing_s = self.sizes.growth_left(first) / self.growth_per_s if self.growth_per_s > 0.0 else 0.0
+        doubt = self.doubt
+        self.footprint_tokens = (1.0 - doubt) * block_time / residency_s + doubt * prior_footprint_tokens
 
     def _holding(self, j: int, before: float, lived: float) -> float:
         """k_j: observed where sessions lived long enough in the bin, else carried on from the bin before."""
@@ -213,9 +233,10 @@ class Profile:
 
     @property
     def doubt(self) -> float:
-        """Weight of the prior against what was observed, 1 to 0."""
+        """Weight of the priors against what was observed, 1 to 0. Only ended sessions count: while none has ended,
+        nobody knows how large they become, however many run."""
         weight = self._params.prior_sessions
-        return weight / (weight + self.evidence)
+        return weight / (weight + self.ended)
 
 
 class IdleGaps:

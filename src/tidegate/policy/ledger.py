@@ -409,6 +409,7 @@ class Ledger:
             self._admit(session, replica)
         session.cache_epoch = replica.cache_epoch
         session.running += 1
+        session.heard_r = self.now_r
         replica.requests += 1
         self.by_requests.shift(replica.slot, 1)
         request.replica = replica
@@ -470,6 +471,7 @@ class Ledger:
             return
         self._release_prefill(request, replica)
         request.completion_tokens = completion_tokens
+        request.session.heard_r = self.now_r
         self._regrow(request)
 
     def _regrow(self, request: Request) -> None:
@@ -524,7 +526,7 @@ class Ledger:
             session.last_ok = event.outcome == "ok"
         elif request.held:
             session.waiting -= 1
-        session.last_active_r = self.now_r
+        session.last_active_r = session.heard_r = self.now_r
         if session.running or session.waiting:
             return
         if session.state == ENDED:

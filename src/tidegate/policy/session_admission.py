@@ -27,7 +27,7 @@ from typing import NamedTuple
 from tidegate.policy.base import NO_REPLICA, Choice, Sticky
 from tidegate.policy.control import prior_footprint_tokens
 from tidegate.policy.entities import ClassLedger, Replica, Request, Session
-from tidegate.policy.forecast import Forecast, ReplicaForecast
+from tidegate.policy.forecast import Forecast, Load
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import members
@@ -66,7 +66,7 @@ class SessionAdmission(Sticky):
         open_slots = usable & ~self._closed[klass.index]
         if not open_slots:
             return self._why[klass.index]
-        added = self.forecast.newcomer(request.session, request.prompt_tokens, self.prior_tokens)
+        added = self.forecast.newcomer(request.session, request.prompt_tokens)
         while open_slots:
             for candidate in self._by_cost(request, open_slots):
                 replica = candidate.replica
@@ -87,7 +87,7 @@ class SessionAdmission(Sticky):
         if not usable:
             return None
         self._grow(request.session.klass)
-        added = self.forecast.newcomer(request.session, request.prompt_tokens, self.prior_tokens)
+        added = self.forecast.newcomer(request.session, request.prompt_tokens)
         candidates = self._by_cost(request, usable)
         for candidate in candidates:
             if self._try(candidate.replica, request.session.klass, added, candidate.cost_s).replica is not None:
@@ -119,7 +119,7 @@ class SessionAdmission(Sticky):
         occupancy = self.forecast.of(replica).peak_tokens / capacity if capacity else float(len(replica.live))
         return Candidate(cost_s, occupancy, turn, replica)
 
-    def _try(self, replica: Replica, klass: ClassLedger, added: ReplicaForecast, cost_s: float) -> Choice:
+    def _try(self, replica: Replica, klass: ClassLedger, added: Load, cost_s: float) -> Choice:
         live = len(replica.live)
         unknown = self._unknown(replica)
         if unknown is not None:

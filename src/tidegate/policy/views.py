@@ -88,7 +88,7 @@ def estimates(scheduler: Scheduler, now_s: float) -> dict[str, object]:
             "kbar_tokens": klass.profile.footprint_tokens,
             "residency_s": klass.profile.residency_s,
             "growth_tokens_per_s": klass.profile.growth_per_s,
-            "evidence_sessions": klass.profile.evidence,
+            "doubt": klass.profile.doubt,
             "demand": klass.demand,
             "idle_ttl_s": klass.gaps.ttl_s(len(klass.idle)),
         }

@@ -1,0 +1,84 @@
+"""How large the sessions of a class become: survival as a function of footprint, not of time.
+
+A session's footprint is its own clock: when the pool slows down, sessions live longer and grow more slowly, but end at
+the same sizes. So the forecast of occupancy (forecast.py) asks for the chance that a session which holds k will pass
+k + g, by the product-limit (Kaplan-Meier) estimator over bins of footprint:
+
+    passed_j   sessions that grew beyond bin j, running ones included (they are censored where they are now)
+    ended_j    sessions that ended in it
+    S          product of passed_j / (passed_j + ended_j)
+
+Sessions enter at the size of their first prompt (left truncation: they count for no bin below). Counts fade with the
+class's window. Where nobody has been, a bin of 10 % growth is passed with `UNSEEN_PASS`, a heavy tail.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import inf
+from typing import Final
+
+FIRST_EDGE_TOKENS: Final = 64
+EDGE_RATIO: Final = 1.1
+BINS: Final = 140  # up to 33M tokens; the last bin is open
+EDGES_TOKENS: Final = (0.0, *(FIRST_EDGE_TOKENS * EDGE_RATIO**j for j in range(BINS - 1)), inf)
+UNSEEN_PASS: Final = 0.9
+UNSEEN_WEIGHT: Final = 0.5  # sessions: outweighed by the first one seen
+LEAST_SURVIVAL: Final = 1e-12
+
+
+def size_bin(tokens: float) -> int:
+    return bisect_right(EDGES_TOKENS, tokens) - 1
+
+
+class Sizes:
+    __slots__ = ("_survival", "ended", "passed")
+
+    def __init__(self) -> None:
+        self.passed = [0.0] * BINS
+        self.ended = [0.0] * BINS
+        self._survival = [1.0] * (BINS + 1)  # to the lower edge of each bin
+        self.solve()
+
+    def grew(self, old_bin: int, new_bin: int) -> None:
+        for j in range(old_bin, new_bin):
+            self.passed[j] += 1.0
+
+    def end(self, at_bin: int) -> None:
+        self.ended[at_bin] += 1.0
+
+    def fade(self, keep: float) -> None:
+        for j in range(BINS):
+            self.passed[j] *= keep
+            self.ended[j] *= keep
+
+    def solve(self) -> None:
+        survival = 1.0
+        for j in range(BINS):
+            self._survival[j] = survival
+            passed, ended = self.passed[j], self.ended[j]
+            passing = (passed + UNSEEN_WEIGHT * UNSEEN_PASS) / (passed + ended + UNSEEN_WEIGHT)
+            survival = max(LEAST_SURVIVAL, survival * passing)
+        self._survival[BINS] = survival
+
+    def survival(self, tokens: float) -> float:
+        """Up to a constant factor, the chance to become this large: only ratios mean something."""
+        j = bisect_right(EDGES_TOKENS, tokens) - 1
+        low = self._survival[j]
+        if j + 1 >= BINS:
+            return low
+        edge, upper = EDGES_TOKENS[j], EDGES_TOKENS[j + 1]
+        return low + (self._survival[j + 1] - low) * (tokens - edge) / (upper - edge)
+
+    def growth_left(self, tokens: float) -> float:
+        """Expected further growth of a session that holds this much."""
+        survival = self._survival
+        start = self.survival(tokens)
+        j = size_bin(tokens)
+        left, low, edge = 0.0, start, tokens
+        while j + 1 < BINS and low > 1e-3 * start:
+            upper, high = EDGES_TOKENS[j + 1], survival[j + 1]
+            left += (low + high) / 2.0 * (upper - edge)
+            low, edge = high, upper
+            j += 1
+        return left / start
