@@ -27,13 +27,21 @@ Message = MutableMapping[str, Any]
 
 
 class AsgiExchange:
-    def __init__(self, listener: Listener, client: ClientConnection, head: RequestHead, app: AsgiApp) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        client: ClientConnection,
+        head: RequestHead,
+        app: AsgiApp,
+        body: bytes,
+        complete: bool,
+    ) -> None:
         self._listener = listener
         self._client = client
         self._head = head
         self._app = app
-        self._body = bytearray()
-        self._body_complete = False
+        self._body = bytearray(body)
+        self._body_complete = complete
         self._body_told = False  # the application has the whole body
         self._arrived = asyncio.Event()  # body bytes, or the client's leaving
         self._writable = asyncio.Event()
@@ -46,9 +54,8 @@ class AsgiExchange:
         self._finished = False
 
     # --- from the client ----------------------------------------------------------------------------------------
-    def open(self, body: bytes, complete: bool) -> None:
+    def open(self) -> None:
         self._listener.exchange_opened()
-        self.request_data(body, complete)
         task = asyncio.get_running_loop().create_task(self._run())
         self._listener.asgi_tasks.add(task)
         task.add_done_callback(self._listener.asgi_tasks.discard)

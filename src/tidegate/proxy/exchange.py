@@ -4,10 +4,10 @@
                  ^                  |            |            |
                  +----- returned ---+------------+--- retry --+         reject: answered with an error, no `ended`
 
-Request bytes are kept until the head of the response goes out, so that the request can be placed again; beyond
-`http.replay_bytes` for a request, or `http.replay_total_bytes` for all, they are let go once they are sent, and a
-failure of the replica is then answered 502. A reused connection that closes without a byte of response is the
-keep-alive race, not a failure: the same replica is asked once more on a fresh connection.
+Request bytes are kept until the head of the response goes out, so that the request can be placed again; those that are
+too many to keep (`request_body`) are not, and a failure of the replica is then answered 502. A reused connection that
+closes without a byte of response is the keep-alive race, not a failure: the same replica is asked once more on a fresh
+connection.
 
 While a request waits, its body is read up to the same bound, not just `http.buffer_bytes`: a client that leaves is seen
 only if all that it sent has been taken in, by us or by the socket's own buffer. One that leaves with still more on its
@@ -33,6 +33,7 @@ from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, RequestFraming, Respons
 from tidegate.proxy.http1_client import UpstreamConnection
 from tidegate.proxy.http1_head import ResponseLines
 from tidegate.proxy.http1_server import ClientConnection
+from tidegate.proxy.request_body import RequestBody
 from tidegate.proxy.seam import Handler, Headers, Meter, RequestHead, Verdict
 from tidegate.types import Outcome, ReplicaId
 
@@ -49,9 +50,6 @@ _ids = itertools.count(1)
 class RelayExchange:
     __slots__ = (
         "_body",
-        "_body_bytes",
-        "_body_complete",
-        "_chunked_in",
         "_chunked_out",
         "_client",
         "_close_ends",
@@ -76,7 +74,13 @@ class RelayExchange:
     )
 
     def __init__(
-        self, listener: Listener, client: ClientConnection, head: RequestHead, framing: RequestFraming
+        self,
+        listener: Listener,
+        client: ClientConnection,
+        head: RequestHead,
+        framing: RequestFraming,
+        body: bytes,
+        complete: bool,
     ) -> None:
         self.id = next(_ids)
         self.head = head
@@ -87,11 +91,8 @@ class RelayExchange:
         self._handler: Handler | None = None  # set while `ended` is owed
         self._client = client
         self._onward = framing.onward
-        self._chunked_in = framing.length == CHUNKED
         # the request
-        self._body: list[bytes] | None = []  # None: let go
-        self._body_bytes = 0
-        self._body_complete = False
+        self._body = RequestBody(listener, body, complete=complete, is_chunked=framing.length == CHUNKED)
         self._collecting = False  # the handler wants the whole body first
         # the way to a replica
         self._waiting = False  # for place or reject
@@ -108,20 +109,18 @@ class RelayExchange:
         self._done = False
 
     # --- from the client ----------------------------------------------------------------------------------------
-    def open(self, body: bytes, complete: bool) -> None:
+    def open(self) -> None:
         self._listener.exchange_opened()
-        self._keep(body)
-        self._body_complete = complete
-        if self._listener.handler.wants_body(self.head):
+        handler = self._listener.handler
+        if handler.wants_body(self.head):
             self._collecting = True
-            if not complete:
+            if not self._body.complete:
                 self._client.send_continue()
                 return
         self._open()
 
     def _open(self) -> None:
-        assert self._body is not None
-        body = b"".join(self._body)
+        body = self._body.payload()
         whole = body if self._collecting else None
         self._collecting = False
         self._waiting = True
@@ -131,28 +130,23 @@ class RelayExchange:
             self.meter.request_body(body)
 
     def request_data(self, data: bytes, complete: bool) -> None:
-        self._body_complete = complete
+        body = self._body
+        body.complete = complete
         if self._done:
-            self._answered_early(data, complete)
+            self._answered_early(data)
             return
+        body.add(data)
         if self._collecting:
-            self._keep(data)
             if complete:
                 self._open()
             return
         if self.meter is not None:
             self.meter.request_body(data)
-        upstream = self._upstream
-        if upstream is None:
-            self._keep(data)
-            config = self._listener.config
-            if self._body_bytes > config.replay_bytes and self._body_bytes > config.buffer_bytes:
-                self._client.pause_body()
-        else:
-            if self._body is not None:
-                self._keep(data)
-                self._bound_body()
-            upstream.write(self._framed(data, complete))
+        if self._upstream is not None:
+            self._upstream.write(body.framed(data))
+            body.sent()
+        elif body.full():
+            self._client.pause_body()
 
     def request_failed(self, error: TidegateError) -> bool:
         self._leave_upstream()
@@ -170,31 +164,6 @@ class RelayExchange:
     def resume_response(self) -> None:
         if self._upstream is not None:
             self._upstream.resume_reading()
-
-    # --- the request's bytes ------------------------------------------------------------------------------------
-    def _keep(self, data: bytes) -> None:
-        if data and self._body is not None:
-            self._body.append(data)
-            self._body_bytes += len(data)
-            self._listener.replay_bytes += len(data)
-
-    def _bound_body(self) -> None:
-        """Let sent bytes go when they are too many to keep."""
-        config = self._listener.config
-        if self._body_bytes > config.replay_bytes or self._listener.replay_bytes > config.replay_total_bytes:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._body = None
-        self._listener.replay_bytes -= self._body_bytes
-        self._body_bytes = 0
-
-    def _framed(self, data: bytes, complete: bool) -> bytes:
-        if not self._chunked_in:
-            return data
-        if data:
-            data = chunked.encode(data)
-        return data + chunked.LAST_CHUNK if complete else data
 
     # --- from the handler ---------------------------------------------------------------------------------------
     def place(self, replica: ReplicaId) -> None:
@@ -246,16 +215,15 @@ class RelayExchange:
 
     def _send(self, upstream: UpstreamConnection) -> None:
         assert self._replica is not None
-        assert self._body is not None
         self._upstream = upstream
         upstream.begin(self)
         self._client.resume_body()
         replica = self._replica
         start = b"%b %b%b%b" % (self.method.encode("ascii"), replica.prefix, self.head.target, replica.head_prefix)
-        body = self._framed(b"".join(self._body), self._body_complete)
-        upstream.write(b"".join((start, self._onward, body)))
-        self._bound_body()
-        if not self._body_complete:
+        body = self._body
+        upstream.write(b"".join((start, self._onward, body.framed(body.payload()))))
+        body.sent()
+        if not body.complete:
             self._client.send_continue()
 
     def pause_request(self) -> None:
@@ -278,7 +246,7 @@ class RelayExchange:
         if not self.http_1_0 and not self._done:
             self._client.write(framing.onward + b"\r\n")
 
-    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> None:
+    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> bool:
         self._status = response.status
         self._close_ends = framing.length == UNTIL_CLOSE or (framing.length == CHUNKED and self.http_1_0)
         self._chunked_out = framing.length == CHUNKED and not self.http_1_0
@@ -286,14 +254,13 @@ class RelayExchange:
         verdict: Verdict = "pass"
         if self.meter is not None:
             verdict = self.meter.response_head(response.status, response.headers)
-        if complete:
-            self._kept_back = [] if verdict == "wait" else None
-            if not (verdict == "retry" and self._retry(response.headers)):
-                self.response_data(b"", complete=True)
-        elif verdict == "wait":
+        if verdict == "retry" and self._retry(response.headers):
+            return False
+        if verdict == "wait":
             self._kept_back = []
-        elif verdict == "retry":
-            self._retry(response.headers)
+        if complete:
+            self.response_data(b"", complete=True)
+        return True
 
     def response_data(self, data: bytes, *, complete: bool) -> None:
         if self._done:
@@ -330,8 +297,7 @@ class RelayExchange:
         """From here on the request is not replayed."""
         head, self._reply_head = self._reply_head, b""
         self._head_sent = True
-        if self._body is not None:
-            self._let_go()
+        self._body.let_go()
         if self._close_ends or self._client.will_close():
             return head + b"Connection: close\r\n\r\n"
         if self.http_1_0:
@@ -340,16 +306,19 @@ class RelayExchange:
 
     def _retry(self, headers: Headers) -> bool:
         """The meter wants another replica. False: the request's bytes are gone, so the response goes on."""
-        if self._body is None:
+        if not self._body.whole:
             return False
         assert self._replica is not None
         upstream, self._upstream = self._upstream, None
         self._reply_head, self._kept_back = b"", None
         if upstream is not None:
-            upstream.release(request_sent=self._body_complete)
+            upstream.release(request_sent=self._body.complete)
         error = ReplicaError(f"{self._replica.url} answered {self._status}", reason="replica_refused")
         if self._status >= 400:
             error.status = self._status
+        for name, value in headers:
+            if name.lower() == b"retry-after" and value.isdigit():
+                error.retry_after_s = float(value)
         self._give_back(error)
         return True
 
@@ -358,20 +327,20 @@ class RelayExchange:
         that both connections live on; only if its own is at its end is the rest left unread."""
         upstream = self._upstream
         assert upstream is not None
-        early = not self._body_complete and upstream.can_be_kept()
+        early = not self._body.complete and upstream.can_be_kept()
         if not early:
             self._upstream = None
-            upstream.release(request_sent=self._body_complete)
+            upstream.release(request_sent=self._body.complete)
         status = self._status
         self._settle("ok" if status < 400 else "refused" if status in (429, 503) else "error", None)
         if not early:
             self._client.response_done(keep_alive=not self._close_ends)
 
-    def _answered_early(self, data: bytes, complete: bool) -> None:
+    def _answered_early(self, data: bytes) -> None:
         upstream = self._upstream
         if upstream is not None:
-            upstream.write(self._framed(data, complete))
-            if complete:
+            upstream.write(self._body.framed(data))
+            if self._body.complete:
                 self._upstream = None
                 upstream.release(request_sent=True)
                 self._client.response_done(keep_alive=not self._close_ends)
@@ -382,7 +351,7 @@ class RelayExchange:
             return
         if self._done:  # answered early; nobody takes the rest of the request
             self._client.response_done(keep_alive=False)
-        elif not silent or self._body is None:
+        elif not silent or not self._body.whole:
             self._answer(error)
         elif upstream.reused and error.reason == "replica_closed":
             assert self._replica is not None
@@ -407,8 +376,7 @@ class RelayExchange:
             return
         self._done = True
         self._waiting = False
-        if self._body is not None:
-            self._let_go()
+        self._body.let_go()
         handler, self._handler = self._handler, None
         self._listener.exchange_ended()
         if handler is not None:

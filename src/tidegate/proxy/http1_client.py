@@ -11,8 +11,9 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.errors import ReplicaError
-from tidegate.proxy.chunked import ChunkedDecoder, InvalidChunk
-from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, ResponseFraming, response_framing
+from tidegate.proxy.chunked import InvalidChunk
+from tidegate.proxy.framing import ResponseFraming, response_framing
+from tidegate.proxy.http1_body import BodyReader, BodyUntilClose, body_reader
 from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class ResponseReader(Protocol):
         """A 1xx response other than 100 and 101."""
         ...
 
-    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> None: ...
+    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> bool:
+        """False: the reader has left, and may already be waiting for another response on this very connection."""
+        ...
+
     def response_data(self, data: bytes, *, complete: bool) -> None: ...
     def flush(self) -> None:
         """All that has arrived so far has been told."""
@@ -47,12 +51,10 @@ class ResponseReader(Protocol):
 
 class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
+        "_body",
         "_buffer",
-        "_decoder",
         "_heard_s",
-        "_in_body",
         "_keep_alive",
-        "_left",
         "_paused",
         "_pool",
         "_reader",
@@ -69,9 +71,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool = pool
         self._reader: ResponseReader | None = None
         self._buffer = b""  # of an unfinished head
-        self._in_body = False
-        self._left = 0  # of the body; UNTIL_CLOSE; CHUNKED
-        self._decoder: ChunkedDecoder | None = None
+        self._body: BodyReader | None = None  # of an unfinished body
         self._whole = False  # the response; the reader stays until it releases
         self._keep_alive = False
         self._paused = False
@@ -90,8 +90,9 @@ class UpstreamConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """Returning None closes the transport. The end of the connection may be the end of the response."""
         reader = self._reader
-        if reader is not None and self._in_body and self._left == UNTIL_CLOSE:
-            self._complete()
+        if reader is not None and isinstance(self._body, BodyUntilClose):
+            self._keep_alive = False
+            self._complete(b"")
             reader.response_data(b"", complete=True)
             reader.flush()
 
@@ -120,8 +121,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._heard_s = self._pool.now_s
         try:
-            if self._in_body:
-                self._read_body(reader, data)
+            if self._body is not None:
+                self._read_body(reader, self._body, data)
             else:
                 self._read_head(reader, self._buffer + data if self._buffer else data)
         except (InvalidHead, InvalidChunk) as error:
@@ -151,52 +152,37 @@ class UpstreamConnection(asyncio.Protocol):
                 self._buffer = b""
                 return
         self._buffer = b""
-        self._in_body = True
         self._keep_alive = framing.keep_alive
-        self._left = framing.length
-        if self._left == CHUNKED:
-            self._decoder = ChunkedDecoder()
-        if self._left == 0:
-            self._complete(data)
-            reader.response_head(response, framing, complete=True)
+        length = framing.length
+        if 0 <= length <= len(data):  # all of it is here: the way of most short responses
+            self._complete(data[length:])
+            stays = reader.response_head(response, framing, complete=not length)
+            if stays and length:
+                reader.response_data(data[:length], complete=True)
             return
-        reader.response_head(response, framing, complete=False)
-        if data and self._reader is reader:  # not if it left
-            self._read_body(reader, data)
+        self._body = body = body_reader(length)
+        stays = reader.response_head(response, framing, complete=False)
+        if stays and data:
+            self._read_body(reader, body, data)
 
-    def _read_body(self, reader: ResponseReader, data: bytes) -> None:
-        left = self._left
-        complete = False
-        if left > 0:
-            if len(data) >= left:
-                complete = True
-                rest = data[left:] if len(data) > left else b""
-                data = data[:left] if rest else data
-                self._complete(rest)
-            else:
-                self._left = left - len(data)
-        elif left == CHUNKED:
-            decoder = self._decoder
-            assert decoder is not None
-            data = decoder.feed(data)
-            complete = decoder.done
-            if complete:
-                self._complete(decoder.rest)
+    def _read_body(self, reader: ResponseReader, body: BodyReader, data: bytes) -> None:
+        data = body.feed(data)
+        complete = body.done
+        if complete:
+            self._complete(body.rest)
         if data or complete:
             reader.response_data(data, complete=complete)
 
-    def _complete(self, rest: bytes = b"") -> None:
+    def _complete(self, rest: bytes) -> None:
         """The response is whole. `rest` came after it, unasked: the connection cannot be trusted with another."""
-        if rest or self._left == UNTIL_CLOSE:
+        if rest:
             self._keep_alive = False
-        self._in_body = False
-        self._decoder = None
-        self._left = 0
+        self._body = None
         self._whole = True
 
     def _lose(self, error: ReplicaError) -> None:
-        reader, self._reader = self._reader, None
-        silent = not self._in_body and not self._buffer and error.reason in SILENT
+        reader = self._reader
+        silent = self._body is None and not self._buffer and error.reason in SILENT
         self.abort()
         if reader is not None:
             reader.upstream_lost(error, silent=silent)
@@ -212,7 +198,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def can_be_kept(self) -> bool:
-        return self._keep_alive and not self.closed
+        return self._keep_alive and self._whole and not self.closed
 
     def release(self, *, request_sent: bool) -> None:
         """After the end of the response."""
@@ -226,6 +212,7 @@ class UpstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once. The exchange is not told: it asked, or has been told."""
         self._reader = None
+        self._body = None
         self.closed = True
         self.transport.abort()
 

@@ -30,8 +30,9 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.proxy import replies
-from tidegate.proxy.chunked import ChunkedDecoder, InvalidChunk
-from tidegate.proxy.framing import CHUNKED, RequestFraming, request_framing
+from tidegate.proxy.chunked import InvalidChunk
+from tidegate.proxy.framing import RequestFraming, request_framing
+from tidegate.proxy.http1_body import BodyReader, body_reader
 from tidegate.proxy.http1_head import InvalidHead, RequestLines, TooManyHeaders, parse_request
 from tidegate.proxy.seam import RequestHead
 
@@ -48,10 +49,7 @@ NEVER = math.inf
 class Stream(Protocol):
     """What answers a request. Each call may write to the connection."""
 
-    def open(self, body: bytes, complete: bool) -> None:
-        """The head is read; `body` is what came with it."""
-        ...
-
+    def open(self) -> None: ...
     def request_data(self, data: bytes, complete: bool) -> None: ...
     def request_failed(self, error: TidegateError) -> bool:
         """The rest of the body cannot be had. True: nothing was sent yet, answer with the error."""
@@ -65,10 +63,9 @@ class Stream(Protocol):
 class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_advancing",
+        "_body",
         "_body_bytes",
-        "_body_left",
         "_buffer",
-        "_decoder",
         "_expecting",
         "_head_begun",
         "_keep_alive",
@@ -90,9 +87,8 @@ class ClientConnection(asyncio.Protocol):
         self._stream: Stream | None = None
         self._buffer = b""  # bytes that are not the current request's
         self._head_begun = False
-        self._body_left = 0  # of a body of known length
-        self._decoder: ChunkedDecoder | None = None  # of an unfinished chunked body
-        self._body_bytes = 0  # of a chunked body
+        self._body: BodyReader | None = None  # of an unfinished body
+        self._body_bytes = 0  # that have come
         self._expecting = False  # the client waits for 100 Continue
         self._keep_alive = True
         self._paused = False  # reading
@@ -148,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
         self._listener.bytes_in += len(data)
         if self.closing:
             return  # lingering
-        if self._body_left or self._decoder is not None:
+        if self._body is not None:
             try:
                 self._read_body(data)
             except Exception:  # a fault of ours must not leave the exchange unaccounted
@@ -210,62 +206,51 @@ class ClientConnection(asyncio.Protocol):
         self.http_1_0 = request.http_1_0
         self._keep_alive = framing.keep_alive
         head = RequestHead(request.method, framing.target, request.headers, length if length > 0 else None)
-        body, complete = self._first_body(length, rest)
-        self._expecting = framing.expects_continue and not complete and not body
-        self.read_deadline_s = NEVER
-        if not complete and not self._expecting:
-            self.read_deadline_s = listener.now_s + listener.config.body_timeout_s
-        stream = listener.stream(self, head, framing)
+        self._buffer = b""
+        complete = 0 <= length <= len(rest)
+        if complete:
+            body = rest
+            if len(rest) > length:
+                body, self._buffer = rest[:length], rest[length:]
+            self._expecting = False
+            self.read_deadline_s = NEVER
+        else:
+            self._body, self._body_bytes = body_reader(length), 0
+            body, complete = self._take(rest) if rest else (b"", False)
+            self._expecting = framing.expects_continue and not complete and not body
+            waits = complete or self._expecting
+            self.read_deadline_s = NEVER if waits else listener.now_s + listener.config.body_timeout_s
+        stream = listener.stream(self, head, framing, body, complete)
         self._stream = stream
-        stream.open(body, complete)
+        stream.open()
 
-    def _first_body(self, length: int, rest: bytes) -> tuple[bytes, bool]:
-        """What came with the head, and whether it is all."""
-        if length == CHUNKED:
-            self._decoder, self._body_bytes = ChunkedDecoder(), 0
-            return self._decode(rest)
-        if len(rest) <= length:
-            self._buffer = b""
-            self._body_left = length - len(rest)
-            return rest, not self._body_left
-        self._buffer = rest[length:]
-        return rest[:length], True
-
-    def _decode(self, data: bytes) -> tuple[bytes, bool]:
-        decoder = self._decoder
-        assert decoder is not None
+    def _take(self, data: bytes) -> tuple[bytes, bool]:
+        """The payload in `data`, and whether it is the last. Raises RequestError."""
+        reader = self._body
+        assert reader is not None
         try:
-            body = decoder.feed(data)
+            payload = reader.feed(data)
         except InvalidChunk as error:
             raise MalformedRequest(f"Malformed HTTP request: {error}") from None
-        self._body_bytes += len(body)
+        self._body_bytes += len(payload)
         limit = self._listener.config.max_body_bytes
         if self._body_bytes > limit:
             raise BodyTooLarge(f"The body exceeds {limit} bytes")
-        self._buffer = decoder.rest
-        if decoder.done:
-            self._decoder = None
-        return body, decoder.done
+        if reader.done:
+            self._body, self._buffer = None, reader.rest
+        return payload, reader.done
 
     def _read_body(self, data: bytes) -> None:
         self._expecting = False
-        if self._decoder is not None:
-            try:
-                data, complete = self._decode(data)
-            except RequestError as error:
-                self._fail(error)
-                return
-        else:
-            left = self._body_left
-            if len(data) > left:
-                self._buffer = data[left:]
-                data = data[:left]
-            self._body_left = left - len(data)
-            complete = not self._body_left
+        try:
+            payload, complete = self._take(data)
+        except RequestError as error:
+            self._fail(error)
+            return
         listener = self._listener
         self.read_deadline_s = NEVER if complete else listener.now_s + listener.config.body_timeout_s
-        if self._stream is not None and (data or complete):
-            self._stream.request_data(data, complete)
+        if self._stream is not None and (payload or complete):
+            self._stream.request_data(payload, complete)
 
     def _fail(self, error: TidegateError) -> None:
         """The current request cannot go on: answer, or cut what has been begun."""
@@ -293,13 +278,13 @@ class ClientConnection(asyncio.Protocol):
             self.read_deadline_s = self._listener.now_s + self._listener.config.body_timeout_s
 
     def pause_body(self) -> None:
-        if self._body_left or self._decoder is not None:
+        if self._body is not None:
             self._pause()
 
     def resume_body(self) -> None:
         if self._paused and not self.closing:
             self._resume()
-            if self._body_left or self._decoder is not None:
+            if self._body is not None:
                 self.read_deadline_s = self._listener.now_s + self._listener.config.body_timeout_s
 
     def will_close(self) -> bool:
@@ -313,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         self._stream = None
         if self.closing:
             return
-        if self._body_left or self._decoder is not None:
+        if self._body is not None:
             self._linger()
         elif not keep_alive or not self._keep_alive or self._listener.draining:
             self._close()
@@ -326,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
         """The whole answer to the current request. Without `keep_alive` the connection ends: what follows in it can
         not be told from the failed request."""
         self._stream = None
-        if self._body_left or self._decoder is not None or self.will_close():
+        if self._body is not None or self.will_close():
             keep_alive = False
         self.write(replies.error_reply(error, close=not keep_alive, without_body=self.method == "HEAD"))
         if self.closing:

@@ -88,11 +88,14 @@ class Listener:
             self._alone.set()
         self.hangups.forget(connection)
 
-    def stream(self, connection: ClientConnection, head: RequestHead, framing: RequestFraming) -> Stream:
+    def stream(
+        self, connection: ClientConnection, head: RequestHead, framing: RequestFraming, body: bytes, complete: bool
+    ) -> Stream:
+        """`body` is what came with the head."""
         app = self.handler.route(head)
         if app is None:
-            return RelayExchange(self, connection, head, framing)
-        return AsgiExchange(self, connection, head, app)
+            return RelayExchange(self, connection, head, framing, body, complete)
+        return AsgiExchange(self, connection, head, app, body, complete)
 
     def exchange_opened(self) -> None:
         self.exchanges += 1
