@@ -5,9 +5,9 @@ What is run, and why these numbers:
 - Workload `trace`: recorded coding-agent sessions, RLVR and RLHF in the mixture and with the length distributions of
   arXiv 2608.11152, all scaled from 128K to a context of 4,096 tokens, turns as recorded: some 65 a session.
 - Engines: the default step-time model, which has the cost of a prompt token and of a generated one in about the
-  proportion of a GPU under load. 16,384 KV tokens hold some 15 of these sessions.
-- 72 sessions in flight: two to three times what fits, as a trainer that knows its batch size only offers.
-- Time x 15: all times in the result are the engines' model time, and the gate's clock runs as fast (`gate_time`).
+  proportion of a GPU under load. 16,384 KV tokens hold 14 of these sessions on average.
+- 72 sessions in flight: 2.5 times what fits on average, as a trainer that knows its batch size only offers.
+- Time x 20: all times in the result are the engines' model time, and the gate's clock runs as fast (`gate_time`).
 
 Each policy gets fresh engines and a fresh gate, otherwise with its default configuration.
 """
@@ -37,11 +37,11 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ("consistent_hash", "sticky_least_loaded", "misa_t")
     engines: int = 2
     kv_tokens: int = 16_384
-    time_scale: float = 15.0
+    time_scale: float = 20.0
     context_tokens: int = 4_096
     merge_turns: int = 1
     concurrency: int = 72
-    warmup_s: float = 13.0  # wall time: 195 s of model time, two or three residencies of an unhindered session
+    warmup_s: float = 13.0  # wall time: 260 s of model time, several residencies of an unhindered session
     duration_s: float = 32.0
     seed: int = 0
 

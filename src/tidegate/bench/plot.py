@@ -22,23 +22,26 @@ def plot(runs: Sequence[PolicyRun], svg: Path, png: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "tidegate"  # the same data, the same file
     figure, (kv, sessions, hits) = pyplot.subplots(3, 1, sharex=True, figsize=(9, 8), layout="constrained")
-    for run, colour in zip(runs, COLOURS, strict=False):
+    lines = []
+    for number, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
         at_s = [sample.at_s for sample in run.samples]
         needed = [100 * sample.kv_used_tokens / max(1, sample.kv_capacity_tokens) for sample in run.samples]
-        kv.plot(at_s, needed, color=colour, label=run.policy)
-        sessions.plot(at_s, [sample.live for sample in run.samples], color=colour, label=f"{run.policy}: live")
+        style = {"color": colour, "linewidth": max(1.2, 3.0 - number)}  # lines that coincide stay visible
+        lines += kv.plot(at_s, needed, label=run.policy, **style)
+        sessions.plot(at_s, [sample.live for sample in run.samples], **style)
         held = [sample.held for sample in run.samples]
         if any(held):
-            sessions.plot(at_s, held, color=colour, linestyle=":", label=f"{run.policy}: held")
-        hits.plot(*hit_rates(run.samples), color=colour, label=run.policy)
+            sessions.plot(at_s, held, linestyle=":", **style)
+        hits.plot(*hit_rates(run.samples), **style)
     kv.axhline(100, color="0.3", linewidth=1, linestyle="--")
     kv.set_ylabel("KV of live sessions,\n% of capacity")
-    sessions.set_ylabel("sessions")
+    sessions.set_ylabel("sessions\n(solid: live, dotted: held)")
     hits.set_ylabel("prefix-cache hit rate, %")
     hits.set_ylim(0, 100)
-    hits.set_xlabel("model time, s")
+    hits.set_xlabel("model time, s (grey: warm-up)")
     for axes in (kv, sessions, hits):
         _finish(axes, runs)
+    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), frameon=False)
     figure.savefig(svg, metadata={"Date": None})
     figure.savefig(png, dpi=130)
     pyplot.close(figure)
@@ -60,5 +63,4 @@ def _finish(axes: Any, runs: Sequence[PolicyRun]) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.axvspan(0, max((run.warmup_model_s for run in runs), default=0), color="0.95", zorder=0)  # not measured
-    axes.legend(loc="upper right", fontsize="small", frameon=False)
+    axes.axvspan(0, max((run.warmup_model_s for run in runs), default=0), color="0.95", zorder=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.table import Table
 
 from tidegate.bench.driver import LoadResult
@@ -14,7 +13,8 @@ UNKNOWN = "-"
 
 
 def score_table(results: Mapping[str, LoadResult], classes: Sequence[str], *, title: str, first: str) -> Table:
-    table = Table(title=title, caption=_caption(results), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title=title, caption=_caption(results), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.header_style = "dim"
     table.title_justify = table.caption_justify = "left"
     table.add_column(first, no_wrap=True)
     table.add_column("contract\n/min", justify="right", style="bold", no_wrap=True)
