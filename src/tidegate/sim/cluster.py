@@ -10,6 +10,7 @@ from tidegate.policy import policies
 from tidegate.policy.params import CoreParams
 from tidegate.policy.scheduler import Scheduler
 from tidegate.sim.clients import Clients
+from tidegate.sim.fast_replica import FastReplica
 from tidegate.sim.gate import Gate, Recorder
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.monitor import Monitor
@@ -21,6 +22,8 @@ from tidegate.sim.trainer import Asynchronous
 from tidegate.sim.workload import Workload
 from tidegate.sim.workload_names import build_workload
 from tidegate.types import ReplicaAdded, ReplicaId
+
+REPLICAS = {"fast": FastReplica, "exact": ExactReplica}
 
 
 class Cluster:
@@ -62,7 +65,7 @@ class Cluster:
         self.kernel.at(2 * scenario.monitor.delay_s, self.trainer.start)
 
     def add_replica(self, url: ReplicaId, config: ReplicaConfig) -> None:
-        replica = self.replicas[url] = ExactReplica(self.kernel, config, self.gate.done)
+        replica = self.replicas[url] = REPLICAS[self.scenario.fidelity](self.kernel, config, self.gate.done)
         self.gate.handle(ReplicaAdded(at_s=self.kernel.now_s, replica=url))
         self._monitors[url] = Monitor(
             self.kernel,

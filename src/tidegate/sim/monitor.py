@@ -91,7 +91,7 @@ class Monitor:
         for rollout in self._rollouts():
             if rollout.replica != self._url:
                 continue
-            tokens = self._replica.resident_tokens(rollout.context)
+            tokens = self._replica.resident_tokens(rollout)
             if tokens:
                 sessions[rollout.id] = tokens
         totals, size = self._replica.totals(), self._replica.config.block_size

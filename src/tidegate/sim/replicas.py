@@ -10,10 +10,9 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from tidegate.sim.contexts import Context
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.replica import Replica, ReplicaConfig, Request, StepResult
-from tidegate.sim.rollout import Call
+from tidegate.sim.rollout import Call, Rollout
 
 Done: TypeAlias = Callable[[Call], None]
 
@@ -42,8 +41,8 @@ class SimReplica(Protocol):
 
     def generated(self, call: Call) -> int: ...
     def totals(self) -> Totals: ...
-    def resident_tokens(self, context: Context) -> int:
-        """Of a context's prefix, what the cache holds."""
+    def resident_tokens(self, rollout: Rollout) -> int:
+        """Of a session's context, the prefix that the cache holds."""
         ...
 
     def resident_blocks(self) -> int:
@@ -117,7 +116,8 @@ class ExactReplica:
             evicted_blocks=pool.evictions,
         )
 
-    def resident_tokens(self, context: Context) -> int:
+    def resident_tokens(self, rollout: Rollout) -> int:
+        context = rollout.context
         size, tokens = self.config.block_size, context.reach_tokens
         return len(self.replica.pool.longest_hit(context.hashes(size, tokens), tokens // size)) * size
 

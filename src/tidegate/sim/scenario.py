@@ -35,7 +35,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     announces: bool = False  # clients open their sessions with the expected tokens
     finishes: bool = True  # clients say that a session is over
     streams: bool = False
-    fidelity: Literal["exact"] = "exact"
+    fidelity: Literal["fast", "exact"] = "fast"  # of the replicas: in leaps, or step by step
 
     @property
     def replica_count(self) -> int:

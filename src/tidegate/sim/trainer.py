@@ -15,7 +15,6 @@ from tidegate.sim.kernel import Kernel
 from tidegate.sim.rollout import Rollout
 from tidegate.sim.workload import DeficitRelease, SessionStream, Workload
 
-
 # A trainer's clients start one after the other: a loop that opens a connection and sends a prompt.
 START_SPACING_S = 0.001
 
