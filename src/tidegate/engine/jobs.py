@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -203,9 +204,20 @@ def start(
     return Job(id, generations, changed, len(prompts))
 
 
-def abort_job(core: EngineCore, job: Job) -> None:
-    for generation in job.generations:
-        core.abort(generation.id)
+@contextlib.contextmanager
+def attended(core: EngineCore, call: Call, job: Job) -> Iterator[None]:
+    """While the answer is being made: a client that leaves, or an answer that fails, ends the job's sequences."""
+
+    def abort() -> None:
+        for generation in job.generations:
+            core.abort(generation.id)
+
+    watch = call.on_disconnect(abort)
+    try:
+        yield
+    finally:
+        watch.cancel()
+        abort()
 
 
 def new_id(prefix: str, given: str | None) -> str:

@@ -10,7 +10,7 @@ from tidegate.engine import tokenizer
 from tidegate.engine.core import EngineCore
 from tidegate.engine.generation import Generation
 from tidegate.engine.http import Call, decode_body
-from tidegate.engine.jobs import Job, SharedFields, abort_job, check_model, new_id, session_of, start
+from tidegate.engine.jobs import Job, SharedFields, attended, check_model, new_id, session_of, start
 
 
 class MessagesBody(SharedFields, kw_only=True):
@@ -43,8 +43,7 @@ async def create(core: EngineCore, call: Call) -> None:
         chat=True,
         streaming=bool(body.stream),
     )
-    watch = call.on_disconnect(lambda: abort_job(core, job))
-    try:
+    with attended(core, call, job):
         if body.stream:
             await _stream(core, call, job)
         else:
@@ -55,9 +54,6 @@ async def create(core: EngineCore, call: Call) -> None:
             message.update(_ending(generation))
             message["usage"] = _usage(generation)
             await call.json(message)
-    finally:
-        watch.cancel()
-        abort_job(core, job)
 
 
 def _message(core: EngineCore, job: Job) -> dict[str, Any]:
@@ -93,9 +89,12 @@ async def _stream(core: EngineCore, call: Call, job: Job) -> None:
         await call.event({"type": kind, **fields}, name=kind)
 
     await call.start_events()
-    await event("message_start", message=_message(core, job))
-    await event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    started = False
     async for _, generation, first, end in job.deltas():
+        if not started:
+            started = True
+            await event("message_start", message=_message(core, job))
+            await event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         if end > first:
             text = generation.text_out(first, end)
             await event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})

@@ -9,11 +9,11 @@ import msgspec
 from tidegate.engine import tokenizer
 from tidegate.engine.core import EngineCore
 from tidegate.engine.generation import Generation
-from tidegate.engine.http import Call, ExtraHeaders, Refusal, decode_body
+from tidegate.engine.http import Call, Refusal, decode_body
 from tidegate.engine.jobs import (
     Job,
     SharedFields,
-    abort_job,
+    attended,
     check_model,
     new_id,
     pack_ids,
@@ -98,27 +98,24 @@ def prompts_of(prompt: str | list[int | str | list[int]]) -> list[bytes]:
 
 
 async def _answer(core: EngineCore, call: Call, shape: _Shape, job: Job) -> None:
-    watch = call.on_disconnect(lambda: abort_job(core, job))
-    try:
+    with attended(core, call, job):
         if shape.body.stream:
             await _stream(core, call, shape, job)
         else:
             await job.finished()
             await call.json(shape.whole(job), headers=load_header(core, call))
-    finally:
-        watch.cancel()
-        abort_job(core, job)
 
 
 async def _stream(core: EngineCore, call: Call, shape: _Shape, job: Job) -> None:
     options = shape.body.stream_options
-    headers: ExtraHeaders = load_header(core, call)
-    await call.start_events(headers)
-    for index, generation in enumerate(job.generations):
-        opening = shape.opening(job, index, generation)
-        if opening is not None:
-            await call.event(opening)
+    await call.start_events(load_header(core, call))
+    unopened = set(range(len(job.generations)))
     async for index, generation, first, end in job.deltas():
+        if index in unopened:  # with the first token, not before: the headers alone go out at once, as from vLLM
+            unopened.discard(index)
+            opening = shape.opening(job, index, generation)
+            if opening is not None:
+                await call.event(opening)
         chunk = shape.delta(job, index, generation, first, end)
         if options is not None and options.continuous_usage_stats:
             chunk["usage"] = usage(generation.prompt_tokens, generation.delivered, None)

@@ -10,7 +10,7 @@ from msgspec import field
 from tidegate.engine import tokenizer
 from tidegate.engine.core import EngineCore
 from tidegate.engine.http import Call, decode_body
-from tidegate.engine.jobs import Job, SharedFields, abort_job, check_model, new_id, session_of, start
+from tidegate.engine.jobs import Job, SharedFields, attended, check_model, new_id, session_of, start
 
 
 class ResponsesBody(SharedFields, kw_only=True):
@@ -40,16 +40,12 @@ async def create(core: EngineCore, call: Call) -> None:
         chat=True,
         streaming=bool(body.stream),
     )
-    watch = call.on_disconnect(lambda: abort_job(core, job))
-    try:
+    with attended(core, call, job):
         if body.stream:
             await _stream(core, call, body, job)
         else:
             await job.finished()
             await call.json(_response(core, body, job))
-    finally:
-        watch.cancel()
-        abort_job(core, job)
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from tidegate.engine import tokenizer
 from tidegate.engine.core import EngineCore
 from tidegate.engine.generation import Generation, Sampling
 from tidegate.engine.http import Call, Refusal, decode_body
-from tidegate.engine.jobs import Job, abort_job, new_id, pack_ids, start
+from tidegate.engine.jobs import Job, attended, new_id, pack_ids, start
 
 _DEFAULT_NEW_TOKENS = 128  # SGLang's
 
@@ -71,17 +71,13 @@ async def generate(core: EngineCore, call: Call) -> None:
         priority=body.priority or 0,
         streaming=body.stream,
     )
-    watch = call.on_disconnect(lambda: abort_job(core, job))
-    try:
+    with attended(core, call, job):
         if body.stream:
             await _stream(call, body, job)
         else:
             await job.finished()
             answers = [_answer(job, index, generation) for index, generation in enumerate(job.generations)]
             await call.json(answers if batch or params.n > 1 else answers[0])
-    finally:
-        watch.cancel()
-        abort_job(core, job)
 
 
 def _prompts(body: GenerateBody) -> tuple[list[bytes], bool]:

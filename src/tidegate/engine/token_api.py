@@ -14,7 +14,7 @@ from tidegate.engine.jobs import (
     Job,
     SharedFields,
     StreamOptions,
-    abort_job,
+    attended,
     check_model,
     new_id,
     pack_ids,
@@ -61,16 +61,12 @@ async def generate(core: EngineCore, call: Call) -> None:
         priority=body.priority,
         streaming=bool(body.stream),
     )
-    watch = call.on_disconnect(lambda: abort_job(core, job))
-    try:
+    with attended(core, call, job):
         if body.stream:
             await _stream(call, body, job)
         else:
             await job.finished()
             await call.json(_whole(core, body, job))
-    finally:
-        watch.cancel()
-        abort_job(core, job)
 
 
 def _choice(index: int, generation: Generation, first: int, end: int) -> dict[str, Any]:

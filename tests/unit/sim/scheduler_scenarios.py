@@ -1,19 +1,16 @@
-"""The simulated replica against vLLM's own scheduler: the same requests, step by step, block by block."""
+"""Requests for vLLM's scheduler and for the simulated replica: made from a seed, and how each step is told."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import random
-import subprocess
+from pathlib import Path
 from typing import Any
-
-import pytest
-from tests.vllm.replica import ENVIRONMENT, MODELS, PYTHON, ROOT
 
 from tidegate.sim.replica import Replica, ReplicaConfig, Request
 
-pytestmark = pytest.mark.vllm
+GOLDEN = Path(__file__).parents[2] / "golden/vllm_scheduler_0.32.json"
 
 BLOCK_SIZE = 16
 OUTPUT_BASE = 100_000
@@ -49,7 +46,6 @@ def make_scenario(policy: str, seed: int, *, num_blocks: int, budget: int) -> di
     for request in rng.sample(requests, 5):
         aborts.setdefault(str(request["step"] + rng.randint(1, 20)), []).append(request["id"])
     return {
-        "model": str(MODELS / "tiny"),
         "policy": policy,
         "block_size": BLOCK_SIZE,
         "num_blocks": num_blocks,
@@ -144,38 +140,10 @@ SCENARIOS = {  # policy, seed, blocks, token budget of a step
 }
 
 
-@pytest.fixture(scope="module")
-def scenarios() -> dict[str, dict[str, Any]]:
-    return {
-        name: make_scenario(policy, seed, num_blocks=num_blocks, budget=budget)
-        for name, (policy, seed, num_blocks, budget) in SCENARIOS.items()
-    }
+def scenario(name: str) -> dict[str, Any]:
+    policy, seed, num_blocks, budget = SCENARIOS[name]
+    return make_scenario(policy, seed, num_blocks=num_blocks, budget=budget)
 
 
-@pytest.fixture(scope="module")
-def real(scenarios: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """vLLM's steps by scenario; importing it takes 10 s, so once for all."""
-    process = subprocess.run(
-        [PYTHON, str(ROOT / "tests/vllm/scheduler_trace.py")],
-        input=json.dumps(list(scenarios.values())),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"},
-        check=False,
-        timeout=300,
-    )
-    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == sum(scenario["steps"] for scenario in scenarios.values()), process.stderr[-3000:]
-    return {name: [lines.pop(0) for _ in range(scenario["steps"])] for name, scenario in scenarios.items()}
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_every_step_is_vllms(
-    name: str, scenarios: dict[str, dict[str, Any]], real: dict[str, list[dict[str, Any]]]
-) -> None:
-    simulated = simulate(scenarios[name])
-    for step, (expected, got) in enumerate(zip(real[name], simulated, strict=True)):
-        assert got == expected, f"step {step}"
-    assert sum(line["hits"] for line in real[name]) > 0
-    if "too few blocks" in name:
-        assert any(line["preempted"] for line in real[name])
+def digest(line: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()[:8]
