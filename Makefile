@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.stamp
+VLLM_ROUTER := .venv-bench/bin/vllm-router
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check docs test-vllm bench bench-vllm clean
@@ -16,6 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'pip>=25.1'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
 	@touch $@
+
+$(VLLM_ROUTER): # the rival of the benchmarks, apart from the project's environment
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/pip install --quiet --disable-pip-version-check vllm-router==0.1.17
 
 setup: $(STAMP) ## the project's environment in .venv
 
@@ -38,11 +43,11 @@ test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh
 	@$(BIN)/pytest tests/e2e tests/vllm -q --backend vllm
 
-bench: $(STAMP) ## scheduler and relay benchmarks (installs nginx and wrk if they are missing)
+bench: $(STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks (installs nginx and wrk if they are missing)
 	@$(BIN)/python bench/scheduler.py
 	@$(BIN)/python bench/relay.py
 
-bench-vllm: $(STAMP) ## rollouts on two real vLLM replicas: tidegate against vllm-router
+bench-vllm: $(STAMP) $(VLLM_ROUTER) ## rollouts on two real vLLM replicas: tidegate against vllm-router
 	@bash tests/vllm/setup.sh
 	@$(BIN)/python bench/rollouts_vllm.py
 
