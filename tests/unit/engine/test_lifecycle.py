@@ -201,3 +201,17 @@ async def test_a_port_that_is_taken_is_a_config_error(engine: EngineServer) -> N
     with pytest.raises(ConfigError, match="cannot listen"):
         async with EngineServer(EngineConfig(port=port)):
             pass
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_a_stream_sends_its_headers_at_once_and_nothing_more_before_the_first_token(
+    start_engine: StartEngine, http: Http, path: str
+) -> None:
+    engine = await start_engine(time_scale=FROZEN)
+    body = {"model": "m", "prompt": "a", "messages": [], "max_tokens": 5, "stream": True}
+    async with http.session.post(engine.url + path, json=body) as response:
+        assert response.status == 200
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await response.content.readany()
