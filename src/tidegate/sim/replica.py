@@ -50,9 +50,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_blocks < 2:
-            raise ValueError(
-                f"{self.num_blocks} KV blocks of {self.block_size} tokens: at least 2 are needed"
-            )
+            raise ValueError(f"{self.num_blocks} KV blocks of {self.block_size} tokens: at least 2 are needed")
         if self.max_model_len > (self.num_blocks - 1) * self.block_size:
             raise ValueError(
                 f"max_model_len {self.max_model_len} needs more than the KV cache's "
