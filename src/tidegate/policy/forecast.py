@@ -40,15 +40,18 @@ POINTS: Final = len(HORIZONS)
 class Load:
     """Mean and variance of tokens held, at each horizon."""
 
-    __slots__ = ("mean", "var")
+    __slots__ = ("mean", "peak_tokens", "var")
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.mean = [0.0] * POINTS
         self.var = [0.0] * POINTS
+        self.peak_tokens = 0.0  # the largest mean
 
-    @property
-    def peak_tokens(self) -> float:
-        return max(self.mean)
+    def sum_up(self) -> None:
+        self.peak_tokens = max(self.mean)
 
 
 class ClassForecast:
@@ -139,6 +142,7 @@ class Forecast:
         for m in range(POINTS):
             load.mean[m] += added.mean[m]
             load.var[m] += added.var[m]
+        load.sum_up()
 
     def left(self, replica: Replica) -> None:
         """A session of the replica ended: a small one is gone through again, a large one loses an average session."""
@@ -150,6 +154,7 @@ class Forecast:
         for m in range(POINTS):
             load.mean[m] *= keep
             load.var[m] *= keep
+        load.sum_up()
 
     # --- the control step --------------------------------------------------------------------------------------
     def step(self, prior_tokens: float) -> None:
@@ -180,8 +185,7 @@ class Forecast:
 
     def rebuild(self, replica: Replica) -> None:
         load = self.of(replica)
-        load.mean = [0.0] * POINTS
-        load.var = [0.0] * POINTS
+        load.clear()
         cells: dict[int, list[float]] = {}
         now_r = self._ledger.now_r
         for session in replica.live:
@@ -202,3 +206,4 @@ class Forecast:
             cell[2] += tokens * tokens
         for key, (sessions, held, squares) in cells.items():
             self._classes[key // BINS].add(load, sessions, held, squares)
+        load.sum_up()

@@ -33,7 +33,6 @@ class Misa(SessionAdmission):
         self._entitled: list[float] = []  # by class, sessions over all replicas before rounding
         self._fractions: list[list[float]] = []
         self._apportioner = Apportioner()
-        self._apportioned_s = -1e18
         self._served_s = 0.0
         self._next_slot = 0
 
@@ -44,8 +43,7 @@ class Misa(SessionAdmission):
     # --- decisions ---------------------------------------------------------------------------------------------
     def enter(self, request: Request) -> Choice:
         klass = request.session.klass
-        uncapped = klass.index >= len(self._pool_cap) or not self._pool_cap[klass.index]
-        if uncapped and self.ledger.now_s - self._apportioned_s >= self.params.misa.reapportion_s:
+        if klass.index >= len(self._entitled) or not self._entitled[klass.index]:  # it had no demand until now
             self._apportion()
             self._reopen(-1)
         return super().enter(request)
@@ -87,7 +85,6 @@ class Misa(SessionAdmission):
     def _apportion(self) -> None:
         """Caps of as many replicas as a step may compute, in turn."""
         ledger = self.ledger
-        self._apportioned_s = ledger.now_s
         classes = ledger.classes
         known = [s for s in members(ledger.usable) if ledger.at(s).capacity_tokens]
         if not known or not classes:

@@ -246,10 +246,6 @@ class MisaParams(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Class caps (replicas x classes) recomputed per control step: about 5 ms."),
     ] = 4096
-    reapportion_s: Annotated[
-        float,
-        Meta(gt=0, description="A class that has no cap yet is given one on arrival, at most once per this time."),
-    ] = 0.1
 
 
 class PlacementParams(Struct, frozen=True, kw_only=True):

@@ -113,9 +113,10 @@ class SessionAdmission(Sticky):
     def _candidate(self, request: Request, slot: int, turn: int) -> Candidate:
         ledger = self.ledger
         replica = ledger.at(slot)
-        uncached = max(0, request.prompt_tokens - ledger.reusable_tokens(request.session, replica))
-        cost_s = ledger.backlog_s(replica) + uncached / ledger.prefill_rate(replica)
-        capacity = self.forecast.capacity(replica)
+        reusable = ledger.reusable_tokens(request.session, replica)
+        uncached = request.prompt_tokens - reusable if reusable < request.prompt_tokens else 0
+        cost_s = (replica.credit_new + replica.credit_old + uncached) / ledger.prefill_rate(replica)
+        capacity = replica.capacity_tokens
         occupancy = self.forecast.of(replica).peak_tokens / capacity if capacity else float(len(replica.live))
         return Candidate(cost_s, occupancy, turn, replica)
 
