@@ -23,6 +23,7 @@ answer of any status from a request, 4xx and a shed 429 or 503 too, shows that t
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -148,8 +149,8 @@ class Health:
         self._stuck_since_s = self._hanging_since_s = None
 
     # --- the state ---------------------------------------------------------------------------------------------
-    def verdict(self, now_s: float, *, last_usable: bool = False) -> Verdict:
-        """`last_usable`: no other replica may take requests."""
+    def verdict(self, now_s: float, last_usable: Callable[[], bool] = lambda: False) -> Verdict:
+        """`last_usable` says whether no other replica may take requests; it is asked only where that matters."""
         state = self._state_without_trouble(now_s)
         if state is not State.HEALTHY and state is not State.HALF_OPEN:
             return Verdict(state, _REASONS.get(state, str(state)))
@@ -157,7 +158,7 @@ class Health:
             return Verdict(State.UNHEALTHY, "health_failed")
         if _longer(self._stuck_since_s, now_s, self._config.livelock_after_s):
             return Verdict(State.UNHEALTHY, "livelock")
-        if self._stalled(now_s) and not last_usable:
+        if self._stalled(now_s) and not last_usable():
             return Verdict(State.UNHEALTHY, "stalled")
         return Verdict(state, _REASONS.get(state, str(state)))
 

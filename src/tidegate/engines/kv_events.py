@@ -29,6 +29,7 @@ _RECEIVE_LIMIT = 100_000  # batches kept by ZMQ while we replay, as many as vLLM
 _REPLAY_RETRY_S = 30.0  # a replay socket that did not answer is left alone for this
 _BATCHES_AT_ONCE = 64  # then others get the event loop
 _IDLE_PERIODS = 5  # between reports while nothing changes
+_SOCKET_RETRY_S = 5.0
 _LOOK_AGAIN_S = 60.0  # for publishers, of an engine that named none
 _LOOK_SOON_S = 0.5  # of an engine that could not be asked yet
 
@@ -176,14 +177,19 @@ class _Subscription:
         self._replay_failed_at_s: float | None = None
 
     async def run(self) -> None:
+        """Until cancelled: sockets that cannot be had cost residency, never the replica."""
+        while True:
+            try:
+                await self._follow()
+            except (zmq.ZMQError, OSError) as error:
+                self._feed.last_error = f"{self._source.endpoint}: {error}"
+            await asyncio.sleep(_SOCKET_RETRY_S)
+
+    async def _follow(self) -> None:
         with self._socket(zmq.SUB) as subscriber:
             subscriber.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
             subscriber.setsockopt(zmq.SUBSCRIBE, self._source.topic.encode())
-            try:
-                subscriber.connect(self._source.endpoint)
-            except zmq.ZMQError as error:
-                self._feed.last_error = f"{self._source.endpoint}: {error}"
-                return
+            subscriber.connect(self._source.endpoint)
             await self._replay()
             handled = 0
             while True:

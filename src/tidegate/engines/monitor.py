@@ -94,7 +94,8 @@ class ReplicaMonitor:
     def connect_failed(self, error: str) -> None:
         if not self._suspended:
             self._health.connect_failed(self._clock.now_s(), error)
-            self._probe_now.set()
+            if self._verdict.usable:
+                self._probe_now.set()
             self._publish()
 
     def response_ok(self) -> None:
@@ -319,7 +320,7 @@ class ReplicaMonitor:
         if self._suspended:
             return
         now_s = self._clock.now_s()
-        verdict = self._health.verdict(now_s, last_usable=self._verdict.usable and self._last_usable())
+        verdict = self._health.verdict(now_s, self._last_usable)
         if verdict == self._verdict:
             return
         if verdict.state is not self._verdict.state:

@@ -25,7 +25,7 @@ def healthy() -> Health:
 
 
 def state(health: Health, now_s: float = 0.0, *, last_usable: bool = False) -> tuple[State, str]:
-    verdict = health.verdict(now_s, last_usable=last_usable)
+    verdict = health.verdict(now_s, lambda: last_usable)
     return verdict.state, verdict.reason
 
 

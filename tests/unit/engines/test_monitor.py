@@ -234,6 +234,40 @@ async def test_failed_connections_eject_and_an_answer_brings_it_back() -> None:
             await recorder.until(health(True, "ok"), after=half)
 
 
+async def test_a_refused_request_has_the_replica_probed_at_once() -> None:
+    config = msgspec.structs.replace(FAST, health_period_s=3600.0)
+    async with stub_replica() as replica, monitored(replica, config) as (monitor, recorder):
+        await recorder.until(health(True, "ok"))
+        probes = sum(call[1] == "/health" for call in replica.calls)
+        monitor.connect_failed("refused")
+        await eventually(lambda: sum(call[1] == "/health" for call in replica.calls) > probes)
+
+
+async def test_a_hanging_replica_stays_usable_if_it_is_the_last_and_comes_back_when_it_becomes_so() -> None:
+    config = msgspec.structs.replace(FAST, health_timeout_s=0.05, scrape_timeout_s=0.05, stalled_after_s=0.2)
+    last = [True]
+    recorder = Recorder()
+    async with stub_replica() as replica, control_session(config) as session:
+        replica.metrics(prompt=1, generated=1)
+        monitor = ReplicaMonitor(replica.url, config, recorder, CLOCK, session, last_usable=lambda: last[0])
+        task = asyncio.create_task(monitor.run())
+        try:
+            await recorder.until(sample(prompt_tokens_total=1))
+            await recorder.until(health(True, "ok"))
+            replica.hanging |= {"/health", "/metrics"}
+            hung = CLOCK.now_s()
+            await eventually(lambda: CLOCK.now_s() > hung + 1.0)
+            assert monitor.state is State.HEALTHY
+            last[0] = False
+            stalled = await recorder.until(health(False, "stalled"))
+            last[0] = True  # the others are gone meanwhile
+            await recorder.until(health(True, "ok"), after=stalled)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            replica.release()
+
+
 async def test_an_empty_abort_is_draining() -> None:
     config = msgspec.structs.replace(FAST, drain_s=60.0)
     async with stub_replica() as replica, monitored(replica, config) as (monitor, recorder):
