@@ -19,6 +19,7 @@ from tidegate.engines.health import State
 from tidegate.engines.monitor import MonitorView
 from tidegate.observe.counters import ClassCounters, Counters, Histogram
 from tidegate.observe.recorder import Recorder
+from tidegate.proxy.relay import Listener
 from tidegate.types import PoolView
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -35,7 +36,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     counters: Counters
     monitors: tuple[MonitorView, ...]
     recorder: Recorder | None
-    connections: int
+    listener: Listener
     passing: int  # requests under way that cost no KV and were not admitted
 
 
@@ -86,6 +87,13 @@ def _requests(s: Snapshot) -> Iterator[Sample]:
             yield (path, counters.label, outcome), count
 
 
+def _connections(s: Snapshot) -> Iterator[Sample]:
+    pool = s.listener.pool
+    idle = pool.idle_connections
+    yield ("busy",), pool.open_connections - idle
+    yield ("idle",), idle
+
+
 def _states(s: Snapshot) -> Iterator[Sample]:
     for monitor in s.monitors:
         for state in State:
@@ -128,7 +136,24 @@ METRICS: tuple[Metric, ...] = (
     Metric("tidegate_passing_requests", "gauge", (), "Requests on other paths under way now.", "-",
            _one(lambda s: float(s.passing))),
     Metric("tidegate_client_connections", "gauge", (), "Open client connections.",
-           "Near http.max_connections: raise it, and the limit of open files.", _one(lambda s: float(s.connections))),
+           "Near http.max_connections: raise it, and the limit of open files.",
+           _one(lambda s: float(s.listener.connections))),
+    Metric("tidegate_client_connections_opened_total", "counter", (), "Client connections accepted.",
+           "Near the rate of requests: clients do not keep connections alive.",
+           _one(lambda s: float(s.listener.connections_total))),
+    Metric("tidegate_client_connections_refused_total", "counter", (), "Client connections over the limit.",
+           "Raise http.max_connections, and the limit of open files.",
+           _one(lambda s: float(s.listener.refused_total))),
+    Metric("tidegate_replica_connections", "gauge", ("state",), "Connections to replicas, busy and idle.", "-",
+           _connections),
+    Metric("tidegate_replica_connects_total", "counter", ("result",), "Connections to replicas, opened and failed.",
+           "Near the rate of requests: replicas close idle connections sooner than http.upstream_keep_alive_s.",
+           lambda s: [(("opened",), s.listener.pool.opened), (("failed",), s.listener.pool.failed)]),
+    Metric("tidegate_relayed_bytes_total", "counter", ("source",), "Bytes from clients and from replicas.", "-",
+           lambda s: [(("clients",), s.listener.bytes_in), (("replicas",), s.listener.pool.bytes_in)]),
+    Metric("tidegate_replay_bytes", "gauge", (), "Request bytes kept so that a request can leave a failed replica.",
+           "Near http.replay_total_bytes: requests under way are many and large; the newest cannot be tried again.",
+           _one(lambda s: float(s.listener.replay_bytes))),
     Metric("tidegate_request_held_seconds", "histogram", _CLASS, "From arrival to placement.",
            "High for one class only: its share of the capacity is below its demand; see the caps.",
            _class_counted(lambda c: c.held_s)),

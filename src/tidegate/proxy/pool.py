@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ class ReplicaPool:
 
     __slots__ = ("connections", "forgotten", "head_prefix", "host", "idle", "port", "prefix", "tls", "url")
 
-    def __init__(self, url: ReplicaId) -> None:
+    def __init__(self, url: ReplicaId, added_headers: bytes = b"") -> None:
         """Raises ValueError for a URL that is not http(s)://host[:port][/prefix]."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -37,15 +38,17 @@ class ReplicaPool:
         self.port = parts.port or (443 if self.tls else 80)
         self.prefix = parts.path.rstrip("/").encode("ascii")
         authority = parts.netloc.rpartition("@")[2].encode("idna" if not parts.netloc.isascii() else "ascii")
-        self.head_prefix = b" HTTP/1.1\r\nHost: " + authority + b"\r\n"
+        self.head_prefix = b" HTTP/1.1\r\nHost: " + authority + b"\r\n" + added_headers
         self.idle: list[UpstreamConnection] = []
         self.connections: set[UpstreamConnection] = set()
         self.forgotten = False
 
 
 class Pool:
-    def __init__(self, config: HttpConfig) -> None:
+    def __init__(self, config: HttpConfig, added_headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """`added_headers` go with each request to a replica."""
         self.config = config
+        self._added_headers = b"".join(b"%b: %b\r\n" % header for header in added_headers)
         self.now_s = time.monotonic()  # coarse: moved by `sweep`
         self.opened = 0  # connections opened, since the start
         self.reused = 0  # exchanges that found an idle connection
@@ -57,7 +60,7 @@ class Pool:
     def replica(self, url: ReplicaId) -> ReplicaPool:
         replica = self._replicas.get(url)
         if replica is None:
-            replica = self._replicas[url] = ReplicaPool(url)
+            replica = self._replicas[url] = ReplicaPool(url, self._added_headers)
         return replica
 
     @property

@@ -20,14 +20,18 @@ from prometheus_client import CollectorRegistry
 
 from tidegate import __version__
 from tidegate.clock import Clock, SystemClock
-from tidegate.config.tree import Config
+from tidegate.config.tree import Config, HttpConfig
+from tidegate.engines import orca
 from tidegate.engines.control import control_session
 from tidegate.engines.discovery import normalise_all
+from tidegate.errors import ConfigError
 from tidegate.observe.metrics import Snapshot, registry
 from tidegate.observe.recorder import FORMAT, Header, Recorder
 from tidegate.policy.scheduler import Scheduler
 from tidegate.proxy.identity import Identifier
+from tidegate.proxy.pool import Pool
 from tidegate.proxy.relay import Listener, serve
+from tidegate.proxy.seam import Handler
 from tidegate.server import state
 from tidegate.server.app import Routes, StatusApi
 from tidegate.server.control import ControlApi
@@ -102,10 +106,13 @@ class Gate:
         self.registry = registry(self.snapshot)
         routes = self._routes(scheduler)
         driver.router = routes
-        self.listener = await serve(driver, config.http, config.server.host, config.server.port)
+        header = orca.request_header(config.engines.orca)
+        pool = Pool(config.http, [header] if header is not None else [])
+        self.replicas.on_removed = pool.forget
+        self.listener = await listen(driver, config.http, config.server.host, config.server.port, pool)
         stack.push_async_callback(self.listener.close)
         if config.server.prometheus_port is not None:
-            self.metrics_listener = await serve(
+            self.metrics_listener = await listen(
                 MetricsOnly(routes), config.http, config.server.prometheus_host, config.server.prometheus_port
             )
             stack.push_async_callback(self.metrics_listener.close)
@@ -131,7 +138,8 @@ class Gate:
 
     def _open_recorder(self) -> Recorder | None:
         config = self.config
-        if config.record.path is None:
+        record = config.record
+        if record.path is None:
             return None
         header = Header(
             tidegate=__version__,
@@ -140,9 +148,10 @@ class Gate:
             seed=config.seed,
             params=msgspec.to_builtins(config.core),
         )
-        return Recorder(
-            Path(config.record.path), header, queue_lines=config.record.queue_lines, flush_s=config.record.flush_s
-        )
+        try:
+            return Recorder(Path(record.path), header, queue_lines=record.queue_lines, flush_s=record.flush_s)
+        except OSError as exc:
+            raise ConfigError(f"record.path {record.path!r} cannot be written: {exc.strerror or exc}") from exc
 
     async def _tick_forever(self, period_s: float) -> None:
         while True:
@@ -189,7 +198,7 @@ class Gate:
             counters=driver.counters,
             monitors=self.replicas.views(),
             recorder=self._recorder,
-            connections=self.listener.connections,
+            listener=self.listener,
             passing=driver.passing.under_way,
         )
 
@@ -205,3 +214,10 @@ class Gate:
             for entry in self.driver.held()
         ]
         return state.document(self.snapshot(), self.driver.scheduler.estimates(now_s), holds)
+
+
+async def listen(handler: Handler, config: HttpConfig, host: str, port: int, pool: Pool | None = None) -> Listener:
+    try:
+        return await serve(handler, config, host, port, pool=pool)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc

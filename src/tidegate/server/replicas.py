@@ -30,6 +30,7 @@ class Replicas:
     ) -> None:
         self.client = client
         self.config = config
+        self.on_removed: Callable[[ReplicaId], None] = lambda url: None  # the data path lets its connections go
         self._sink = sink
         self._clock = clock
         self._monitors: dict[ReplicaId, ReplicaMonitor] = {}
@@ -81,6 +82,7 @@ class Replicas:
             return False
         self._answering = None
         self._stop(url)
+        self.on_removed(url)
         self._sink(ReplicaRemoved(at_s=self._clock.now_s(), replica=url))
         return True
 

@@ -29,7 +29,7 @@ def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str
             "in_flight": view.in_flight,
             "waiting": view.waiting,
             "passing": snapshot.passing,
-            "connections": snapshot.connections,
+            "connections": snapshot.listener.connections,
         },
         "replicas": [replica for replica in replicas if "health" in replica],
         "leaving": [replica for replica in replicas if "health" not in replica],  # removed; their sessions are not over
