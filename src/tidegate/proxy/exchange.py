@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.proxy")
 
 KEPT_BACK_BYTES = 16_384  # of a response whose meter has not decided: room for any error object, not for a generation
+JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
 _ids = itertools.count(1)
 
 
@@ -221,7 +222,12 @@ class RelayExchange:
         replica = self._replica
         start = b"%b %b%b%b" % (self.method.encode("ascii"), replica.prefix, self.head.target, replica.head_prefix)
         body = self._body
-        upstream.write(b"".join((start, self._onward, body.framed(body.payload()))))
+        payload = body.framed(body.payload())
+        if len(payload) < JOIN_BYTES:
+            upstream.write(b"".join((start, self._onward, payload)))
+        else:
+            upstream.write(start + self._onward)
+            upstream.write(payload)
         body.sent()
         if not body.complete:
             self._client.send_continue()

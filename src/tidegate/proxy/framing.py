@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tidegate.errors import MalformedRequest, RequestError
 from tidegate.proxy.http1_head import InvalidHead, RequestLines, ResponseLines
@@ -60,7 +61,7 @@ RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": DROP}
 NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
-class RequestFraming(NamedTuple):
+class RequestFraming(Struct, gc=False):
     target: bytes  # origin form, or *
     length: int  # of the body; CHUNKED
     keep_alive: bool
@@ -68,7 +69,7 @@ class RequestFraming(NamedTuple):
     onward: bytes  # the header lines that go on, from after Host to the empty line
 
 
-class ResponseFraming(NamedTuple):
+class ResponseFraming(Struct, gc=False):
     length: int  # of the body; CHUNKED, UNTIL_CLOSE
     keep_alive: bool  # whether the replica will keep the connection
     onward: bytes  # status and header lines that go on, each with its CRLF

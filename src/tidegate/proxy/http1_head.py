@@ -12,7 +12,6 @@ The raw lines are kept beside the parsed headers, one line a header, so that wha
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import httptools
 
@@ -28,95 +27,86 @@ class TooManyHeaders(InvalidHead):
     pass
 
 
-class RequestLines(NamedTuple):
-    method: str
-    target: bytes
-    http_1_0: bool
-    headers: list[tuple[bytes, bytes]]
-    lines: list[bytes]  # lines[0] is the start line, lines[i + 1] is headers[i]
+class _Lines:
+    """What llhttp tells while it reads a head."""
 
-
-class ResponseLines(NamedTuple):
-    status: int
-    http_1_0: bool
-    headers: list[tuple[bytes, bytes]]
-    lines: list[bytes]
-
-
-class _Collector:
-    __slots__ = ("complete", "headers", "target")
+    __slots__ = ("_complete", "headers", "http_1_0", "lines")
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self.target = b""
-        self.complete = False
-
-    def on_url(self, target: bytes) -> None:
-        self.target += target
+        self.lines: list[bytes] = []  # lines[0] is the start line, lines[i + 1] is headers[i]
+        self.http_1_0 = False
+        self._complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self._complete = True
+
+    def _feed(self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser, raw: bytes) -> bytes:
+        """The start line."""
+        try:
+            parser.feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass  # CONNECT, Upgrade and 101: `framing` decides
+        except httptools.HttpParserError as error:
+            raise InvalidHead(str(error)) from None
+        if not self._complete:
+            raise InvalidHead("Unexpected end of headers")
+        self.lines = lines = raw[:-4].split(b"\r\n")
+        count = len(self.headers)
+        if len(lines) != count + 1:
+            raise InvalidHead("Invalid header lines")
+        if count > HEADERS_MAX:
+            raise TooManyHeaders(f"More than {HEADERS_MAX} headers")
+        if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp leaves trailing white space to us
+            self.headers = [(name, value.rstrip(b" \t")) for name, value in self.headers]
+        return lines[0]
 
 
-def _collect(parser: httptools.HttpRequestParser | httptools.HttpResponseParser, seen: _Collector, raw: bytes) -> None:
-    try:
-        parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass  # CONNECT, Upgrade and 101: `framing` decides
-    except httptools.HttpParserError as error:
-        raise InvalidHead(str(error)) from None
-    if not seen.complete:
-        raise InvalidHead("Unexpected end of headers")
+class RequestLines(_Lines):
+    __slots__ = ("method", "target")
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        self.target = b""
+        parser = httptools.HttpRequestParser(self)
+        start = self._feed(parser, raw)
+        method: bytes = parser.get_method()
+        self.method = method.decode("ascii")
+        if start != b"%b %b HTTP/1.1" % (method, self.target):
+            if start != b"%b %b HTTP/1.0" % (method, self.target):
+                raise InvalidHead("Invalid request line or HTTP version")
+            self.http_1_0 = True
+        if b"#" in self.target:
+            raise InvalidHead("Fragment in request target")
+
+    def on_url(self, target: bytes) -> None:
+        self.target += target
 
 
-def _matched(raw: bytes, seen: _Collector) -> list[bytes]:
-    lines = raw[:-4].split(b"\r\n")
-    count = len(seen.headers)
-    if len(lines) != count + 1:
-        raise InvalidHead("Invalid header lines")
-    if count > HEADERS_MAX:
-        raise TooManyHeaders(f"More than {HEADERS_MAX} headers")
-    if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp leaves trailing white space to us
-        seen.headers = [(name, value.rstrip(b" \t")) for name, value in seen.headers]
-    return lines
+class ResponseLines(_Lines):
+    __slots__ = ("status",)
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__()
+        parser = httptools.HttpResponseParser(self)
+        start = self._feed(parser, raw)
+        self.status: int = parser.get_status_code()
+        if not start.startswith(b"HTTP/1.1 "):
+            if not start.startswith(b"HTTP/1.0 "):
+                raise InvalidHead("Invalid HTTP version")
+            self.http_1_0 = True
+        if BAD_REASON.search(start):
+            raise InvalidHead("Control character in reason phrase")
 
 
 def parse_request(raw: bytes) -> RequestLines:
-    """`raw` ends with the first CRLF CRLF of the message."""
-    seen = _Collector()
-    parser = httptools.HttpRequestParser(seen)
-    _collect(parser, seen, raw)
-    lines = _matched(raw, seen)
-    method: bytes = parser.get_method()
-    start = lines[0]
-    request = b"%b %b HTTP/1." % (method, seen.target)
-    if start == request + b"1":
-        http_1_0 = False
-    elif start == request + b"0":
-        http_1_0 = True
-    else:
-        raise InvalidHead("Invalid request line or HTTP version")
-    if b"#" in seen.target:
-        raise InvalidHead("Fragment in request target")
-    return RequestLines(method.decode("ascii"), seen.target, http_1_0, seen.headers, lines)
+    """`raw` ends with the first CRLF CRLF of the message. Raises InvalidHead."""
+    return RequestLines(raw)
 
 
 def parse_response(raw: bytes) -> ResponseLines:
-    """`raw` ends with the first CRLF CRLF of the message."""
-    seen = _Collector()
-    parser = httptools.HttpResponseParser(seen)
-    _collect(parser, seen, raw)
-    lines = _matched(raw, seen)
-    start = lines[0]
-    if start.startswith(b"HTTP/1.1 "):
-        http_1_0 = False
-    elif start.startswith(b"HTTP/1.0 "):
-        http_1_0 = True
-    else:
-        raise InvalidHead("Invalid HTTP version")
-    if BAD_REASON.search(start):
-        raise InvalidHead("Control character in reason phrase")
-    return ResponseLines(parser.get_status_code(), http_1_0, seen.headers, lines)
+    """`raw` ends with the first CRLF CRLF of the message. Raises InvalidHead."""
+    return ResponseLines(raw)

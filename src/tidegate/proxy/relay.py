@@ -16,6 +16,7 @@ import socket
 import time
 
 from tidegate.config.tree import HttpConfig
+from tidegate.proxy import allocator
 from tidegate.proxy.asgi import AsgiExchange
 from tidegate.proxy.exchange import RelayExchange
 from tidegate.proxy.framing import RequestFraming
@@ -177,6 +178,7 @@ async def serve(
     sock: socket.socket | None = None,
 ) -> Listener:
     """Listen and relay. `sock`: an already bound socket instead of host and port."""
+    allocator.keep_freed_memory()
     listener = Listener(handler, config, pool or Pool(config))
     await listener.start(host, port, sock)
     return listener
