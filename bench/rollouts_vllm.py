@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -107,6 +108,7 @@ async def sweep(arguments: argparse.Namespace, servers: Servers, engines: list[s
     console.print(f"{len(planned)} runs, about {minutes:.0f} min")
     for number, (repeat, concurrency, router, policy) in enumerate(planned, start=1):
         await make_cold(engines)
+        load_before = os.getloadavg()[0]
         server = await start_router(arguments, servers, router, policy, engines)
         try:
             result = await measure(arguments, server.url, engines, concurrency, arguments.seed + repeat)
@@ -119,6 +121,7 @@ async def sweep(arguments: argparse.Namespace, servers: Servers, engines: list[s
             repeat=repeat,
             seed=arguments.seed + repeat,
             result=result,
+            load_before=load_before,
         )
         runs.append(run)
         console.print(f"{number:3}/{len(planned)} {time.strftime('%H:%M:%S')} {describe(run)}", highlight=False)
@@ -132,7 +135,7 @@ def describe(run: Run) -> str:
     completed = " ".join(f"{workload} {count}" for workload, count in score.completed.items())
     return (
         f"{run.name} at {run.concurrency}: contract {score.contract_per_min:.1f}/min, hit {hit} %, {completed}, "
-        f"failed {score.failed}, driver CPU {100 * run.result.driver_cpu_share:.0f} % {run.result.errors or ''}"
+        f"failed {score.failed}, load {run.load_before:.1f}, driver CPU {100 * run.result.driver_cpu_share:.0f} % {run.result.errors or ''}"
     )
 
 

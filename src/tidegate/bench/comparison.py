@@ -24,6 +24,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
     seed: int
     result: LoadResult
+    load_before: float = 0.0  # the machine's load average when the run began, replicas idle
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ Each policy gets fresh engines and a fresh gate, otherwise with its default conf
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ class PolicyRun(msgspec.Struct, frozen=True, kw_only=True):
     result: LoadResult
     samples: list[Sample]
     warmup_model_s: float
+    load_before: float  # the machine's load average when the run began
 
 
 Progress = Callable[[str, float, Sample | None], None]  # policy, wall seconds of it done, latest sample
@@ -131,9 +133,15 @@ async def _drive(
                 progress(policy, client.now_s() / settings.time_scale, samples[-1] if samples else None)
                 await asyncio.sleep(SAMPLE_PERIOD_S)
 
+    load_before = os.getloadavg()[0]
     result = await driver.run(sampler)
-    warmup_model_s = settings.warmup_s * target.facts.time_scale
-    return PolicyRun(policy=policy, result=result, samples=samples, warmup_model_s=warmup_model_s)
+    return PolicyRun(
+        policy=policy,
+        result=result,
+        samples=samples,
+        warmup_model_s=settings.warmup_s * target.facts.time_scale,
+        load_before=load_before,
+    )
 
 
 def _workload_options(settings: DemoSettings) -> WorkloadOptions:

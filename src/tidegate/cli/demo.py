@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 from pathlib import Path
 
 import click
@@ -50,6 +51,7 @@ def demo(policies: str, out: str, **given: object) -> None:
     )
     table = score_table({r.policy: r.result for r in runs}, demo_classes(settings), title=title, first="policy")
     console.print(table)
+    _warn_if_busy(runs, console)
     write_json(folder / "demo.json", {"settings": settings, "runs": runs})
     console.print(f"{folder / 'demo.json'}{_plotted(runs, folder)}; logs in {folder / 'logs'}", highlight=False)
 
@@ -65,6 +67,13 @@ def _run(settings: DemoSettings, folder: Path, console: Console) -> list[PolicyR
             progress.update(task, completed=before_s + min(done_s, each_s), description=_moment(policy, sample))
 
         return asyncio.run(run_demo(settings, folder / "logs", show))
+
+
+def _warn_if_busy(runs: list[PolicyRun], console: Console) -> None:
+    """Engines that do not get their CPU time fall behind their model time: every rate is then too low."""
+    busy, cores = runs[0].load_before, os.cpu_count() or 1
+    if busy > cores / 2:
+        console.print(f"The machine was busy before the demo (load {busy:.1f} on {cores} cores): rates are too low.")
 
 
 def _moment(policy: str, sample: Sample | None) -> str:

@@ -28,7 +28,9 @@ def sample(at_s: float, prompt: int, cached: int, held: int = 3) -> Sample:
 
 
 def policy_run(policy: str, samples: list[Sample]) -> PolicyRun:
-    return PolicyRun(policy=policy, result=run("tidegate:x", 1, 0, 30).result, samples=samples, warmup_model_s=2.0)
+    return PolicyRun(
+        policy=policy, result=run("tidegate:x", 1, 0, 30).result, samples=samples, warmup_model_s=2.0, load_before=0.0
+    )
 
 
 def test_a_scaled_gate_differs_in_times_only() -> None:
