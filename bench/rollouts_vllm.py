@@ -130,12 +130,13 @@ async def sweep(arguments: argparse.Namespace, servers: Servers, engines: list[s
 
 
 def describe(run: Run) -> str:
-    score = run.result.score
-    hit = "-" if run.result.engine_hit_rate is None else f"{100 * run.result.engine_hit_rate:.0f}"
+    score, result = run.result.score, run.result
+    hit = "-" if result.engine_hit_rate is None else f"{100 * result.engine_hit_rate:.0f}"
     completed = " ".join(f"{workload} {count}" for workload, count in score.completed.items())
     return (
         f"{run.name} at {run.concurrency}: contract {score.contract_per_min:.1f}/min, hit {hit} %, {completed}, "
-        f"failed {score.failed}, load {run.load_before:.1f}, driver CPU {100 * run.result.driver_cpu_share:.0f} % {run.result.errors or ''}"
+        f"failed {score.failed}, load before {run.load_before:.1f}, driver CPU {100 * result.driver_cpu_share:.0f} % "
+        f"{result.errors or ''}"
     )
 
 
