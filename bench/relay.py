@@ -1,7 +1,8 @@
-"""Requests per second through the gate, vllm-router and nginx, on the same replica: `make bench-relay`.
+"""Requests per second through the gate, vllm-router and nginx, on the same replica: part of `make bench`.
 
-Needs nginx and wrk (Debian packages), and vllm-router in .venv-bench. Each case is measured in interleaved rounds, so
-that the machine's mood falls on all alike, and the figure is the ratio within a round: median, least and greatest.
+Needs nginx and wrk (Debian packages, installed if they are missing) and vllm-router in .venv-bench. Each case is
+measured in interleaved rounds, so that the machine's mood falls on all alike, and the figure is the ratio within a
+round: median, least and greatest.
 
     python bench/relay.py [--seconds 4] [--rounds 5] [--bare] [--json FILE]
 """
@@ -44,6 +45,12 @@ def bodies() -> dict[str, bytes]:
         "32k ids": json.dumps(small | {"prompt": ids}).encode(),
         "SSE 50": json.dumps(small | {"stream": True}).encode(),
     }
+
+
+def install() -> None:
+    if not shutil.which("wrk") or not (shutil.which("nginx") or Path("/usr/sbin/nginx").exists()):
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "nginx", "wrk"], check=True)
 
 
 def free_port() -> int:
@@ -210,6 +217,7 @@ def main() -> int:
     parser.add_argument("--case", nargs="*", help="cases by name")
     parser.add_argument("--json", type=Path, help="write the raw figures there")
     arguments = parser.parse_args()
+    install()
     results = measure(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))

@@ -96,8 +96,8 @@ class AsgiExchange:
             "query_string": head.query.encode("latin-1"),
             "root_path": "",
             "headers": [(name.lower(), value) for name, value in head.headers],
-            "client": tuple(transport.get_extra_info("peername")[:2]),
-            "server": tuple(transport.get_extra_info("sockname")[:2]),
+            "client": tuple((transport.get_extra_info("peername") or ())[:2]),
+            "server": tuple((transport.get_extra_info("sockname") or ())[:2]),
             "state": {},
         }
 
@@ -107,8 +107,8 @@ class AsgiExchange:
             if not self._finished and not self._gone:
                 raise RuntimeError("the application returned without a whole response")
         except Exception:
-            if not self._gone:
-                log.exception("fault in an application")
+            log.exception("fault in an application")
+            if not (self._gone or self._finished):
                 self._fail()
         finally:
             self._listener.exchange_ended()

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.proxy")
 
 KEPT_BACK_BYTES = 16_384  # of a response whose meter has not decided: room for any error object, not for a generation
-JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
 _ids = itertools.count(1)
 
 
@@ -175,7 +174,9 @@ class RelayExchange:
         pool = self._listener.pool
         self._replica = pool.replica(replica)
         self._waiting = False
-        upstream = pool.take(self._replica)
+        # A body that will not be kept must not meet the keep-alive race.
+        replayable = (self.head.content_length or 0) <= self._listener.config.replay_bytes
+        upstream = pool.take(self._replica) if replayable else None
         if upstream is not None:
             self._send(upstream)
         else:
@@ -194,7 +195,11 @@ class RelayExchange:
         assert self._handler is not None
         assert self._replica is not None
         self._waiting = True
-        self._handler.returned(self, self._replica.url, error)
+        try:
+            self._handler.returned(self, self._replica.url, error)
+        except Exception:
+            log.exception("fault in the handler of a returned exchange")
+            self._answer(TidegateError("Internal error"))
 
     # --- to the replica -----------------------------------------------------------------------------------------
     def _connect(self, replica: ReplicaPool) -> None:
@@ -217,20 +222,18 @@ class RelayExchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         assert self._replica is not None
         self._upstream = upstream
-        upstream.begin(self)
         self._client.resume_body()
-        replica = self._replica
-        start = b"%b %b%b%b" % (self.method.encode("ascii"), replica.prefix, self.head.target, replica.head_prefix)
-        body = self._body
-        payload = body.framed(body.payload())
-        if len(payload) < JOIN_BYTES:
-            upstream.write(b"".join((start, self._onward, payload)))
-        else:
-            upstream.write(start + self._onward)
-            upstream.write(payload)
+        replica, target, body = self._replica, self.head.target, self._body
+        if replica.prefix and target != b"*":
+            target = replica.prefix + target
+        start = b"%b %b%b" % (self.method.encode("ascii"), target, replica.head_prefix)
+        upstream.begin(self, start + self._onward, body.framed(body.payload()))
         body.sent()
         if not body.complete:
             self._client.send_continue()
+
+    def response_owed(self) -> bool:
+        return self._body.complete
 
     def pause_request(self) -> None:
         self._client.pause_body()
@@ -333,10 +336,11 @@ class RelayExchange:
         that both connections live on; only if its own is at its end is the rest left unread."""
         upstream = self._upstream
         assert upstream is not None
-        early = not self._body.complete and upstream.can_be_kept()
+        complete = self._body.complete
+        early = not complete and upstream.can_be_kept()
         if not early:
             self._upstream = None
-            upstream.release(request_sent=self._body.complete)
+            upstream.release(request_sent=complete)
         status = self._status
         self._settle("ok" if status < 400 else "refused" if status in (429, 503) else "error", None)
         if not early:

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import lru_cache
 
 from msgspec import Struct
 
-from tidegate.errors import MalformedRequest, RequestError
-from tidegate.proxy.http1_head import InvalidHead, RequestLines, ResponseLines
+from tidegate.errors import RequestError
+from tidegate.proxy.http1_head import InvalidHead, Lines, RequestLines, ResponseLines
 
 LENGTH_MAX_DIGITS = 15  # a petabyte; no overflow in any peer
 HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
@@ -58,7 +59,8 @@ REQUEST_RULES = {
     b"via": VIA_IS,
 }
 RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": DROP}
-NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding"))
+SINGLE_TOKENS = frozenset((b"keep-alive", b"close"))  # of Connection; nearly all that are seen
+NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
 
 
 class RequestFraming(Struct, gc=False):
@@ -76,7 +78,14 @@ class ResponseFraming(Struct, gc=False):
 
 
 def _tokens(value: bytes) -> list[bytes]:
+    if value in SINGLE_TOKENS:
+        return [value]
     return [token.strip(b" \t").lower() for token in value.split(b",")]
+
+
+@lru_cache(1024)
+def _valid_host(value: bytes) -> bool:
+    return HOST.match(value) is not None
 
 
 def _length(value: bytes) -> int:
@@ -85,18 +94,17 @@ def _length(value: bytes) -> int:
     return int(value)
 
 
-def _kept_lines(
-    lines: list[bytes], headers: list[tuple[bytes, bytes]], drop: list[int], named: list[bytes]
-) -> list[bytes]:
-    """The header lines without those at `drop` (rising) and those that Connection named."""
-    extra = [name for name in named if name not in NEVER_NAMED and name not in (b"close", b"keep-alive", b"")]
-    if extra:
-        found = {at for at, (name, _) in enumerate(headers, 1) if name.lower() in extra}
-        drop = sorted(found.union(drop))
-    kept = lines[:]
+def _drop(message: Lines, drop: list[int], named: list[bytes]) -> list[bytes]:
+    """The message's lines without those at `drop` (rising) and those that Connection named."""
+    lines = message.lines
+    if named:
+        extra = [name for name in named if name not in NEVER_NAMED]
+        if extra:
+            found = {at for at, (name, _) in enumerate(message.headers, 1) if name.lower() in extra}
+            drop = sorted(found.union(drop))
     for at in reversed(drop):
-        del kept[at]
-    return kept
+        del lines[at]
+    return lines
 
 
 def _origin_form(target: bytes, method: str) -> bytes:
@@ -105,14 +113,14 @@ def _origin_form(target: bytes, method: str) -> bytes:
     if target == b"*" and method == "OPTIONS":
         return target
     match = ABSOLUTE.match(target)
-    if match is None or HOST.match(match[1]) is None:
-        raise MalformedRequest("Invalid request target")
+    if match is None or not _valid_host(match[1]):
+        raise InvalidHead("Invalid request target")
     rest = match[2]
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def request_framing(request: RequestLines) -> RequestFraming:
-    """Raises MalformedRequest or another RequestError."""
+    """Takes the lines away from `request`. Raises InvalidHead, or a RequestError for what is valid but not served."""
     if request.method == "CONNECT":
         raise RequestError("CONNECT is not supported", status=405, reason="connect_not_supported")
     length = lengths = codings = hosts = 0
@@ -125,9 +133,9 @@ def request_framing(request: RequestLines) -> RequestFraming:
             continue
         if rule == LENGTH_IS:
             if codings or lengths:
-                raise MalformedRequest("More than one framing of the body")
+                raise InvalidHead("More than one framing of the body")
             lengths = 1
-            length = _request_length(value)
+            length = _length(value)
             continue
         if rule == VIA_IS:
             if PSEUDONYM in value:
@@ -135,14 +143,14 @@ def request_framing(request: RequestLines) -> RequestFraming:
             continue
         if rule == CODING_IS:
             if codings or lengths or value.lower() != b"chunked" or request.http_1_0:
-                raise MalformedRequest("Transfer-Encoding must be exactly chunked")
+                raise InvalidHead("Transfer-Encoding must be exactly chunked")
             codings = 1
             continue
         drop.append(at)
         if rule == HOST_IS:
             hosts += 1
-            if HOST.match(value) is None:
-                raise MalformedRequest("Invalid Host")
+            if not _valid_host(value):
+                raise InvalidHead("Invalid Host")
         elif rule == CONNECTION_IS:
             named += _tokens(value)
         elif rule == EXPECT_IS:
@@ -152,12 +160,12 @@ def request_framing(request: RequestLines) -> RequestFraming:
         elif rule == UPGRADE_IS:
             upgrade = value.lower()
     if hosts != 1 and (hosts or not request.http_1_0):
-        raise MalformedRequest("Exactly one Host header is needed")
+        raise InvalidHead("Exactly one Host header is needed")
     if upgrade and upgrade != b"h2c" and b"upgrade" in named:
         raise RequestError("Upgrade is not supported", reason="upgrade_not_supported")
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
-    kept = _kept_lines(request.lines, request.headers, drop, named)
+    kept = _drop(request, drop, named)
     kept[0] = VIA
     kept.append(b"\r\n")
     return RequestFraming(
@@ -169,19 +177,12 @@ def request_framing(request: RequestLines) -> RequestFraming:
     )
 
 
-def _request_length(value: bytes) -> int:
-    try:
-        return _length(value)
-    except InvalidHead as error:
-        raise MalformedRequest(str(error)) from None
-
-
 def has_no_body(method: str, status: int) -> bool:
     return method == "HEAD" or status == 204 or status == 304 or status < 200
 
 
 def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> ResponseFraming:
-    """Raises InvalidHead."""
+    """Takes the lines away from `response`. Raises InvalidHead."""
     status = response.status
     if status == 101:
         raise InvalidHead("Unasked switch of protocols")
@@ -211,7 +212,7 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
                 named += _tokens(value)
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
-    kept = _kept_lines(response.lines, response.headers, drop, named)
+    kept = _drop(response, drop, named)
     if response.http_1_0:
         kept[0] = b"HTTP/1.1" + kept[0][8:]
     kept.append(b"")

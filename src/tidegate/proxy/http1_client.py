@@ -19,6 +19,8 @@ from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 if TYPE_CHECKING:
     from tidegate.proxy.pool import Pool, ReplicaPool
 
+JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
+
 log = logging.getLogger("tidegate.proxy")
 
 
@@ -45,6 +47,10 @@ class ResponseReader(Protocol):
         """The connection is gone or useless before the end of the response. `silent`: not a byte of one came."""
         ...
 
+    def response_owed(self) -> bool:
+        """Whether the request is wholly sent."""
+        ...
+
     def pause_request(self) -> None: ...
     def resume_request(self) -> None: ...
 
@@ -53,6 +59,7 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_buffer",
+        "_given_up",
         "_heard_s",
         "_keep_alive",
         "_paused",
@@ -78,14 +85,19 @@ class UpstreamConnection(asyncio.Protocol):
         self._heard_s = 0.0
         self.replica = replica
         self.reused = False
-        self.closed = False
+        self.closed = True  # until it is made
+        self._given_up = False
         self.idle_since_s = 0.0
 
     # --- the transport ------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio.Transport
         self.transport.set_write_buffer_limits(high=self._pool.config.buffer_bytes)
+        if self._given_up:
+            self.transport.abort()
+            return
         self.replica.connections.add(self)
+        self.closed = False
 
     def eof_received(self) -> None:
         """Returning None closes the transport. The end of the connection may be the end of the response."""
@@ -188,10 +200,16 @@ class UpstreamConnection(asyncio.Protocol):
             reader.upstream_lost(error, silent=silent)
 
     # --- what an exchange may ask -------------------------------------------------------------------------------
-    def begin(self, reader: ResponseReader) -> None:
+    def begin(self, reader: ResponseReader, head: bytes, body: bytes) -> None:
+        """Send a request, with as much of its body as is there."""
         self._reader = reader
         self._whole = False
         self._heard_s = self._pool.now_s
+        if len(body) < JOIN_BYTES:
+            self.write(head + body)
+        else:
+            self.write(head)
+            self.write(body)
 
     def write(self, data: bytes) -> None:
         self._pool.bytes_out += len(data)
@@ -204,7 +222,8 @@ class UpstreamConnection(asyncio.Protocol):
         """After the end of the response."""
         if request_sent and self.can_be_kept():
             self._reader = None
-            self.resume_reading()
+            if self._paused:
+                self.resume_reading()
             self._pool.put_back(self)
         else:
             self.abort()
@@ -213,8 +232,11 @@ class UpstreamConnection(asyncio.Protocol):
         """Close at once. The exchange is not told: it asked, or has been told."""
         self._reader = None
         self._body = None
-        self.closed = True
-        self.transport.abort()
+        self._given_up = True
+        if not self.closed:
+            self.closed = True
+            self.replica.connections.discard(self)  # here too: uvloop may close one in the making without a word
+            self.transport.abort()
 
     def pause_reading(self) -> None:
         if not self._paused and not self.transport.is_closing():
@@ -229,7 +251,12 @@ class UpstreamConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def check_silence(self, since_s: float) -> None:
-        if self._reader is not None and not self._whole and not self._paused and self._heard_s <= since_s:
+        reader = self._reader
+        if reader is None or self._whole or self._paused:
+            return
+        if not reader.response_owed():
+            self._heard_s = self._pool.now_s
+        elif self._heard_s <= since_s:
             self._lose(
                 ReplicaError(f"{self.replica.url} sent nothing for too long", status=504, reason="response_timeout")
             )

@@ -27,7 +27,7 @@ class TooManyHeaders(InvalidHead):
     pass
 
 
-class _Lines:
+class Lines:
     """What llhttp tells while it reads a head."""
 
     __slots__ = ("_complete", "headers", "http_1_0", "lines")
@@ -65,7 +65,7 @@ class _Lines:
         return lines[0]
 
 
-class RequestLines(_Lines):
+class RequestLines(Lines):
     __slots__ = ("method", "target")
 
     def __init__(self, raw: bytes) -> None:
@@ -86,7 +86,7 @@ class RequestLines(_Lines):
         self.target += target
 
 
-class ResponseLines(_Lines):
+class ResponseLines(Lines):
     __slots__ = ("status",)
 
     def __init__(self, raw: bytes) -> None:

@@ -187,14 +187,16 @@ class ClientConnection(asyncio.Protocol):
                 self._head_begun = True
                 self.read_deadline_s = self._listener.now_s + config.header_timeout_s
             return False
+        self.method = ""
         try:
             request = parse_request(buffer[start:end])
+            self.method = request.method
+            framing = request_framing(request)
         except TooManyHeaders as error:
             raise HeadersTooLarge(str(error)) from None
         except InvalidHead as error:
             raise MalformedRequest(f"Malformed HTTP request: {error}") from None
-        self.method = request.method
-        self._start(request, request_framing(request), buffer[end:])
+        self._start(request, framing, buffer[end:])
         return True
 
     def _start(self, request: RequestLines, framing: RequestFraming, rest: bytes) -> None:
@@ -303,9 +305,11 @@ class ClientConnection(asyncio.Protocol):
         elif not keep_alive or not self._keep_alive or self._listener.draining:
             self._close()
         else:
-            self._resume()
             self.read_deadline_s = self._listener.now_s + self._listener.config.keep_alive_s
-            self._advance()
+            if self._paused:
+                self._resume()
+            if self._buffer:
+                self._advance()
 
     def reply_error(self, error: TidegateError, *, keep_alive: bool = False) -> None:
         """The whole answer to the current request. Without `keep_alive` the connection ends: what follows in it can

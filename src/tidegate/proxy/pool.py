@@ -90,15 +90,14 @@ class Pool:
         try:
             async with asyncio.timeout(self.config.connect_timeout_s):
                 await loop.create_connection(lambda: connection, replica.host, replica.port, ssl=replica.tls)
-        except TimeoutError:
+        except (OSError, asyncio.CancelledError) as error:  # OSError: TimeoutError too
+            connection.abort()  # it may still be made, in this very turn of the loop
+            if isinstance(error, asyncio.CancelledError):
+                raise
             self.failed += 1
-            raise ReplicaError(
-                f"No connection to {replica.url} within {self.config.connect_timeout_s} s",
-                status=504,
-                reason="connect_timeout",
-            ) from None
-        except OSError as error:
-            self.failed += 1
+            if isinstance(error, TimeoutError):
+                text = f"No connection to {replica.url} within {self.config.connect_timeout_s} s"
+                raise ReplicaError(text, status=504, reason="connect_timeout") from None
             raise ReplicaError(f"No connection to {replica.url}: {error}", reason="connect_failed") from None
         self.opened += 1
         return connection

@@ -49,8 +49,7 @@ class Listener:
         self.hangups = HangupWatch(asyncio.get_running_loop())
         self.asgi_tasks: set[asyncio.Task[None]] = set()
         self._connections: set[ClientConnection] = set()
-        self._quiet = asyncio.Event()  # set when no exchange is open
-        self._quiet.set()
+        self._quiet = asyncio.Event()  # set when no exchange is open any more, while draining
         self._alone = asyncio.Event()  # set when no client is connected
         self._alone.set()
         self._server: asyncio.Server | None = None
@@ -101,12 +100,10 @@ class Listener:
     def exchange_opened(self) -> None:
         self.exchanges += 1
         self.exchanges_total += 1
-        if self.exchanges == 1:
-            self._quiet.clear()
 
     def exchange_ended(self) -> None:
         self.exchanges -= 1
-        if not self.exchanges:
+        if self.draining and not self.exchanges:
             self._quiet.set()
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -137,8 +134,9 @@ class Listener:
         self._stop_accepting()
         for connection in list(self._connections):
             connection.close_if_idle()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._quiet.wait(), timeout_s)
+        if self.exchanges:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), timeout_s)
         await self.close()
 
     def _stop_accepting(self) -> None:

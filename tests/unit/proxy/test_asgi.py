@@ -123,6 +123,18 @@ async def test_a_fault_within_the_response_cuts_it(bench, handler_type) -> None:
         await client.reply()
 
 
+async def test_a_fault_after_the_response_harms_nothing(bench, handler_type) -> None:
+    async def late(scope, receive, send) -> None:
+        await app({**scope, "path": "/app/text"}, receive, send)
+        raise RuntimeError("a fault in the application")
+
+    handler = handler_type()
+    handler.app = late
+    client = await bench.client(await bench.gate(handler))
+    client.send(b"GET /app HTTP/1.1\r\n" + HOST + b"\r\n" + b"GET /app HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert [(await client.reply()).body for _ in range(2)] == [b"text"] * 2
+
+
 async def test_an_app_is_told_of_the_clients_leaving(bench, handler_type) -> None:
     told = asyncio.Event()
 

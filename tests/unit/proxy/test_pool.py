@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
 
 import pytest
 
@@ -105,4 +107,47 @@ async def test_replicas_over_ipv6(bench, handler_type) -> None:
     client = await bench.client(await bench.gate(handler))
     client.send(GET)
     assert (await client.reply()).body == b"ok"
+    server.close()
+
+
+async def test_a_connection_given_up_while_it_is_made_is_closed(bench) -> None:
+    pool = Pool(HttpConfig())
+    replica = pool.replica((await bench.replica(lambda side, number: side.gone())).url)
+    for turns in range(12):  # at whatever turn of the loop the caller leaves
+        task = asyncio.create_task(pool.connect(replica))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            (await task).abort()
+    await asyncio.sleep(0.05)
+    assert pool.open_connections == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+async def test_replicas_over_tls(bench, handler_type, tmp_path, monkeypatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    assert await process.wait() == 0
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for trusted in (False, True):
+        if trusted:
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        client = await bench.client(await bench.gate(handler_type(url)))
+        client.send(GET)
+        assert (await client.reply()).status == (200 if trusted else 502)
     server.close()

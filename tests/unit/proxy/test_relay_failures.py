@@ -206,6 +206,50 @@ async def test_a_stream_that_falls_silent_is_cut_after_the_response_timeout(benc
     assert handler.ends == [("replica_lost", "response_timeout")]
 
 
+async def test_a_slow_upload_is_not_the_replicas_silence(bench, handler_type) -> None:
+    replica = await bench.echo()
+    handler = handler_type(replica.url)
+    client = await bench.client(await bench.gate(handler, response_timeout_s=0.3))
+    client.send(HEAD + b"Content-Length: 10\r\n\r\nhello")
+    await asyncio.sleep(0.8)
+    client.send(b"world")
+    assert (await client.reply()).body == b"helloworld"
+    assert handler.returns == []
+
+
+async def test_a_body_that_will_not_be_kept_gets_a_fresh_connection(bench, handler_type) -> None:
+    replica = await bench.echo()
+    client = await bench.client(await bench.gate(handler_type(replica.url), replay_bytes=4))
+    for _ in range(2):
+        client.send(HELLO)
+        assert (await client.reply()).body == b"hello"
+    assert replica.connections == 2
+
+
+async def test_a_replica_that_answers_early_and_then_closes(bench, handler_type) -> None:
+    async def script(side, number: int) -> None:
+        await side.head()
+        side.send(OK + b"Content-Length: 2\r\n\r\nok")
+        await asyncio.sleep(0.05)
+
+    replica = await bench.replica(script)
+    handler = handler_type(replica.url)
+    client = await bench.client(await bench.gate(handler))
+    client.send(HEAD + b"Content-Length: 10\r\n\r\nhello")
+    assert (await client.reply()).body == b"ok"
+    assert await client.rest() == b""
+    assert handler.ends == [("ok", None)]
+
+
+async def test_a_fault_in_the_handler_of_a_return_is_answered_500(bench, handler_type) -> None:
+    handler = handler_type(await closed_port())
+    handler.returned = lambda exchange, replica, error: 1 / 0
+    client = await bench.client(await bench.gate(handler))
+    client.send(HELLO)
+    assert (await client.reply()).status == 500
+    assert handler.ends == [("replica_lost", "internal_error")]
+
+
 # --- the client leaves --------------------------------------------------------------------------------------------
 PHASES = ["held", "held_uploading", "held_with_full_buffer", "connecting", "uploading", "stalled_upload", "waiting"]
 PHASES += ["kept_back", "streaming", "stalled_stream"]

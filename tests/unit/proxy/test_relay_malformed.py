@@ -57,6 +57,19 @@ async def test_malformed_requests_are_answered_400_and_the_connection_ends(bench
     assert handler.opened_ids == []
 
 
+async def test_the_answer_to_a_malformed_request_after_a_head_has_its_body(bench, handler_type) -> None:
+    async def script(side, number: int) -> None:
+        await side.head()
+        side.send(OK + b"Content-Length: 5\r\n\r\n")
+        await side.gone()
+
+    client = await bench.client(await bench.gate(handler_type((await bench.replica(script)).url)))
+    client.send(b"HEAD / HTTP/1.1\r\nHost: gate\r\n\r\n")
+    assert (await client.reply(b"HEAD")).status == 200
+    client.send(b"nonsense\r\n\r\n")
+    assert (await client.reply()).status == 400
+
+
 async def test_a_chunk_that_turns_bad_midway_aborts_the_exchange(bench, handler_type) -> None:
     replica = await bench.echo()
     handler = handler_type(replica.url)
