@@ -58,12 +58,19 @@ class Clients:
         self._ask(rollout)
         return rollout
 
-    def stop(self, rollout: Rollout) -> None:
-        """The trainer gives it up."""
+    def interrupt(self, rollout: Rollout) -> None:
+        """A partial rollout: what was generated stays, nothing goes on until `resume`."""
+        rollout.interrupted = True
         call, rollout.call = rollout.call, None
         if call is not None:
-            self._gate.abort(call)
-        self._end(rollout, completed=False)
+            rollout.due = True
+            rollout.generated += self._gate.abort(call)
+
+    def resume(self, rollout: Rollout) -> None:
+        rollout.interrupted = False
+        if rollout.due:
+            rollout.due = False
+            self._begin_turn(rollout)
 
     def open_sessions(self) -> Iterator[SessionRecord]:
         for rollout in self.live.values():
@@ -78,13 +85,19 @@ class Clients:
             self._begin_turn(rollout)
 
     def _begin_turn(self, rollout: Rollout) -> None:
-        if rollout.ended_s is not None:
+        if rollout.interrupted:
+            rollout.due = True
             return
-        prompt, repeated = rollout.context.begin_turn(rollout.turn)
-        self._send(rollout, prompt, cacheable_tokens(repeated, prompt, self._block_tokens))
+        if rollout.begun != rollout.turn:
+            rollout.begun = rollout.turn
+            _, rollout.repeated = rollout.context.begin_turn(rollout.turn)
+        elif rollout.generated:
+            rollout.repeated = rollout.context.tokens + rollout.generated
+        prompt = rollout.context.tokens + rollout.generated
+        self._send(rollout, prompt, cacheable_tokens(rollout.repeated, prompt, self._block_tokens))
 
     def _send(self, rollout: Rollout, prompt: int, repeated: int) -> None:
-        output = rollout.plan.turns[rollout.turn].output_tokens
+        output = rollout.plan.turns[rollout.turn].output_tokens - rollout.generated
         rollout.call = Call(next(self._numbers), rollout, prompt, repeated, max(1, output), self._kernel.now_s)
         self._gate.send(rollout.call)
 
@@ -105,7 +118,8 @@ class Clients:
         self._book(call)
         rollout.call = None
         rollout.retries = 0
-        rollout.context.end_turn(call.output_tokens)
+        rollout.context.end_turn(call.output_tokens + rollout.generated)
+        rollout.generated = 0
         rollout.turn += 1
         if rollout.turn < len(rollout.plan.turns):
             self._ask(rollout)

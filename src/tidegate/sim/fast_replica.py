@@ -3,7 +3,7 @@
 While a replica only decodes, nothing happens until a request finishes, the free blocks run out, or somebody asks: each
 step adds a token to every sequence, so n steps take
 
-    T(n) = n (step_s + decode_seq_s D + kv_token_s K) + kv_token_s D n (n - 1) / 2         K summed contexts, D sequences
+    T(n) = n (step_s + decode_seq_s D + kv_token_s K) + kv_token_s D n (n - 1) / 2     K summed contexts, D sequences
 
 and need as many blocks as sequences cross a block's end, which is the number of sequences of each phase (context modulo
 block size) times the cycles. Such a leap is one event. It is cut where a call arrives, at the end of the step that is
@@ -13,35 +13,16 @@ decode beside it; only a step that preempts looks at each of them. First come, f
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from math import sqrt
 
+from tidegate.sim.cpu_tier import CpuTier, CpuTierSpec
 from tidegate.sim.fast_cache import FastCache, Path
+from tidegate.sim.fast_sequences import Sequence, Sequences
 from tidegate.sim.kernel import Event, Kernel
 from tidegate.sim.replica import ReplicaConfig
 from tidegate.sim.replicas import Done, Totals
 from tidegate.sim.rollout import Call, Rollout
-
-
-class _Request:
-    __slots__ = (
-        "cached_tokens", "call", "computed", "finish_step", "joined_step", "order", "path", "preemptions", "prefilled",
-        "target", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, call: Call, path: Path, target: int) -> None:
-        self.call = call
-        self.path = path
-        self.tokens = call.prompt_tokens  # prompt and generated; while it decodes, as they were at `joined_step`
-        self.computed = 0
-        self.target = target
-        self.order = 0  # of its admission among the running ones
-        self.joined_step = -1  # the replica's decode step at which it began to decode; -1: it does not
-        self.finish_step = 0
-        self.cached_tokens: int | None = None
-        self.preemptions = 0
-        self.prefilled = False  # its first token came
 
 
 class _Leap:
@@ -56,24 +37,21 @@ class _Leap:
 
 
 class FastReplica:
-    def __init__(self, kernel: Kernel, config: ReplicaConfig, done: Done) -> None:
+    def __init__(self, kernel: Kernel, config: ReplicaConfig, done: Done, cpu_tier: CpuTierSpec | None = None) -> None:
         if config.scheduling_policy != "fcfs":
             raise ValueError("the fast replica serves first come, first served; take the exact one")
         if config.max_num_seqs > config.max_num_batched_tokens:
             raise ValueError("max_num_seqs must not be above max_num_batched_tokens, as in vLLM")
         self.config = config
         self.cache = FastCache(config.num_blocks)
+        self.tier = CpuTier(cpu_tier, config.block_size) if cpu_tier is not None else None
         self._kernel = kernel
         self._done = done
         self._size = config.block_size
-        self._waiting: deque[_Request] = deque()
-        self._requests: dict[int, _Request] = {}
-        self._prefilling: _Request | None = None  # at most one is amid its prompt, and it was admitted last
-        self._decoding: dict[_Request, None] = {}
-        self._finishes: list[tuple[int, int, _Request]] = []  # (step, order); those that left are skipped
-        self._phases = [0] * config.block_size  # sequences by the step (modulo block size) that needs their next block
-        self._context_tokens = 0  # K
-        self._step = 0  # decode steps done
+        self._waiting: deque[Sequence] = deque()
+        self._requests: dict[int, Sequence] = {}
+        self._prefilling: Sequence | None = None  # at most one is amid its prompt, and it was admitted last
+        self._decoding = Sequences(config.block_size)
         self._orders = 0
         self._busy = False
         self._paused = False
@@ -90,7 +68,7 @@ class FastReplica:
         if call.prompt_tokens >= config.max_model_len:
             raise ValueError(f"a prompt of {call.prompt_tokens} tokens leaves no room in {config.max_model_len}")
         target = min(call.prompt_tokens + call.output_tokens, config.max_model_len)
-        request = _Request(call, Path(call.rollout.context, self._size), target)
+        request = Sequence(call, Path(call.rollout.context, self._size), target)
         self._requests[call.id] = request
         if not self._waiting:  # else it stands behind one that does not fit: the leap holds
             self._cut_leap()
@@ -103,7 +81,7 @@ class FastReplica:
         if request is None:
             return call.output_tokens
         call.cached_tokens = request.cached_tokens
-        generated = self._tokens(request) - call.prompt_tokens
+        generated = self._decoding.tokens(request) - call.prompt_tokens
         if request in self._decoding:
             self._leave(request)
         elif request is self._prefilling:
@@ -116,7 +94,7 @@ class FastReplica:
     def generated(self, call: Call) -> int:
         self._settle(self._begun())
         request = self._requests.get(call.id)
-        return call.output_tokens if request is None else self._tokens(request) - call.prompt_tokens
+        return call.output_tokens if request is None else self._decoding.tokens(request) - call.prompt_tokens
 
     # --- what a monitor sees -----------------------------------------------------------------------------------
     def totals(self) -> Totals:
@@ -138,8 +116,9 @@ class FastReplica:
         context = rollout.context
         blocks, _ = self.cache.hit(Path(context, self._size), context.reach_tokens // self._size)
         request = self._requests.get(rollout.call.id) if rollout.call is not None else None
-        if self.config.enable_prefix_caching and request in self._decoding:  # what it generates is booked when it ends
-            blocks = max(blocks, (self._tokens(request) - 1) // self._size)
+        if request is not None and self.config.enable_prefix_caching and request in self._decoding:
+            # What it generates is booked when it ends.
+            blocks = max(blocks, (self._decoding.tokens(request) - 1) // self._size)
         return blocks * self._size
 
     def resident_blocks(self) -> int:
@@ -149,9 +128,11 @@ class FastReplica:
     # --- control -----------------------------------------------------------------------------------------------
     def flush(self) -> None:
         self._cut_leap()
-        while self._prefilling is not None or self._decoding:
+        while self._prefilling is not None or len(self._decoding):
             self._preempt(self._newest())
         self.cache.reset()
+        if self.tier is not None:
+            self.tier.clear()
 
     def pause(self) -> None:
         self._cut_leap()
@@ -168,11 +149,11 @@ class FastReplica:
 
     def _begin(self) -> None:
         """The next step, or leap, begins now."""
-        self._busy = not self._paused and bool(self._waiting or self._decoding or self._prefilling)
+        self._busy = not self._paused and bool(self._waiting or len(self._decoding) or self._prefilling)
         if not self._busy:
             return
-        if self._prefilling is None and self._decoding and not self._head_fits():
-            steps = self._steps_ahead()
+        if self._prefilling is None and len(self._decoding) and not self._head_fits():
+            steps = self._decoding.steps_ahead(self.cache.num_free)
             if steps:
                 self._start_leap(steps)
                 return
@@ -184,7 +165,7 @@ class FastReplica:
 
     def _leap_s(self, steps: int) -> float:
         latency, sequences = self.config.latency, len(self._decoding)
-        first_s = latency.step_time_s(0, 0.0, sequences, self._context_tokens)
+        first_s = latency.step_time_s(0, 0.0, sequences, self._decoding.context_tokens)
         return steps * first_s + latency.kv_token_s * sequences * (steps * (steps - 1) / 2)
 
     def _end_leap(self) -> None:
@@ -213,7 +194,7 @@ class FastReplica:
         """T(n) = elapsed, solved for n."""
         latency, sequences = self.config.latency, len(self._decoding)
         half = latency.kv_token_s * sequences / 2
-        linear = latency.step_time_s(0, 0.0, sequences, self._context_tokens) - half
+        linear = latency.step_time_s(0, 0.0, sequences, self._decoding.context_tokens) - half
         if half <= 0.0 or linear <= 0.0:
             first_s = linear + half
             return elapsed_s / first_s if first_s > 0.0 else 0.0
@@ -226,14 +207,12 @@ class FastReplica:
             return
         leap.start_s += self._leap_s(steps)
         leap.steps -= steps
-        self.cache.claim(self._blocks_needed(steps))
+        self.cache.claim(self._decoding.blocks_needed(steps))
         self._advance(steps)
 
     def _advance(self, steps: int) -> None:
-        sequences = len(self._decoding)
-        self._step += steps
-        self._context_tokens += steps * sequences
-        self._generation_tokens += steps * sequences
+        self._decoding.advance(steps)
+        self._generation_tokens += steps * len(self._decoding)
 
     def _cut_leap(self) -> None:
         """What is asked for now happens after the step under way."""
@@ -247,7 +226,7 @@ class FastReplica:
         finished = self._finished()
         self._kernel.at(max(leap.start_s, self._kernel.now_s), lambda: self._end(finished))
 
-    def _end(self, finished: list[_Request]) -> None:
+    def _end(self, finished: list[Sequence]) -> None:
         for request in finished:
             call = request.call
             call.cached_tokens = request.cached_tokens
@@ -255,62 +234,36 @@ class FastReplica:
             self._done(call)
         self._begin()
 
-    # --- a leap's length ---------------------------------------------------------------------------------------
-    def _steps_ahead(self) -> int:
-        """Until the first sequence ends, or a block is missing; 0: it is missing now."""
-        while self._finishes and self._finishes[0][2].finish_step != self._finishes[0][0]:
-            heapq.heappop(self._finishes)
-        steps = self._finishes[0][0] - self._step
-        free, sequences = self.cache.num_free, len(self._decoding)
-        if sequences * (steps // self._size + 1) <= free or self._blocks_needed(steps) <= free:
-            return steps
-        cycles = free // sequences
-        steps = cycles * self._size
-        free -= cycles * sequences
-        while self._phases[(self._step + steps) % self._size] <= free:
-            free -= self._phases[(self._step + steps) % self._size]
-            steps += 1
-        return steps
-
-    def _blocks_needed(self, steps: int) -> int:
-        size, phases = self._size, self._phases
-        cycles, rest = divmod(steps, size)
-        first = self._step % size
-        last = first + rest
-        part = sum(phases[first:last]) if last <= size else sum(phases[first:]) + sum(phases[: last - size])
-        return cycles * len(self._decoding) + part
-
     # --- one step ----------------------------------------------------------------------------------------------
     def _do_step(self) -> None:
         batch = _Batch(self.config.max_num_batched_tokens - len(self._decoding))
         request = self._prefilling
         if request is not None and request.computed + 1 == request.tokens:  # vLLM calls its last token a decode
             self._prefilling = None
-            self._join(request, self._step)
+            self._decoding.join(request)
             batch.budget -= 1
             request = None
             batch.late = True
         if not self._fits(request, batch):
             self._make_room(batch)
         else:
-            self.cache.claim(self._phases[self._step % self._size])
+            self.cache.claim(self._decoding.blocks_needed())
             if request is not None:
                 self._prefill(request, batch)
             self._admit(batch)
         self._run(batch)
 
-    def _fits(self, request: _Request | None, batch: _Batch) -> bool:
-        needed = self._phases[self._step % self._size]
+    def _fits(self, request: Sequence | None, batch: _Batch) -> bool:
+        needed = self._decoding.blocks_needed()
         if request is not None:
             chunk = min(request.tokens - request.computed, batch.budget)
             needed += -(-(request.computed + chunk) // self._size) - request.path.total
         return needed <= self.cache.num_free
 
-    def _prefill(self, request: _Request, batch: _Batch) -> None:
+    def _prefill(self, request: Sequence, batch: _Batch) -> None:
         chunk = min(request.tokens - request.computed, batch.budget)
         self.cache.allocate(request.path, -(-(request.computed + chunk) // self._size) - request.path.total)
-        if self.config.enable_prefix_caching:
-            self.cache.store(request.path, (request.computed + chunk) // self._size)
+        self._store(request.path, (request.computed + chunk) // self._size)
         batch.add(request, chunk)
 
     def _head_fits(self) -> bool:
@@ -318,7 +271,7 @@ class FastReplica:
             return False
         return self._admissible(self._waiting[0], self.config.max_num_batched_tokens - len(self._decoding)) is not None
 
-    def _admissible(self, request: _Request, budget: int) -> int | None:
+    def _admissible(self, request: Sequence, budget: int) -> int | None:
         """Its hit in blocks, if its prompt fits now."""
         if budget <= 0:
             return None
@@ -343,6 +296,8 @@ class FastReplica:
             self._orders += 1
             request.order = self._orders
             self.cache.touch(request.path, hit)
+            if self.tier is not None:
+                hit = self._restore(request, hit, batch)
             request.computed = hit * self._size
             if request.preemptions:
                 self._recomputed_tokens += request.tokens - request.computed
@@ -350,17 +305,28 @@ class FastReplica:
                 request.cached_tokens = request.computed
             self._prefill(request, batch)
 
+    def _restore(self, request: Sequence, hit: int, batch: _Batch) -> int:
+        """What the host has beyond the hit is read back; its prompt was found to fit."""
+        assert self.tier is not None
+        blocks = self.tier.hit(request.path, hit, (request.tokens - 1) // self._size)
+        if blocks > hit:
+            self.cache.allocate(request.path, blocks - hit)
+            self.cache.store(request.path, blocks)
+            batch.restore_s += (blocks - hit) * self.tier.restore_block_s
+            self.tier.restored_blocks += blocks - hit
+        return blocks
+
     def _run(self, batch: _Batch) -> None:
         """Time passes, tokens come out."""
-        if not self._decoding and not batch.chunks:
+        if not len(self._decoding) and not batch.chunks:
             self._busy = False
             return
         duration_s = self.config.latency.step_time_s(
-            batch.prefill_tokens, batch.pairs, len(self._decoding), self._context_tokens
+            batch.prefill_tokens, batch.pairs, len(self._decoding), self._decoding.context_tokens
         )
-        self._advance(1 if self._decoding else 0)
+        self._advance(1 if len(self._decoding) else 0)
         if batch.late:
-            for request in self._decoding:
+            for request in self._decoding.members:
                 if not request.prefilled:
                     self._first_token(request)
         finished = self._finished()
@@ -371,73 +337,56 @@ class FastReplica:
                 self._prefilling = request
             else:
                 self._yield_first(request, finished)
-        self._kernel.after(duration_s, lambda: self._end(finished))
+        self._kernel.after(duration_s + batch.restore_s, lambda: self._end(finished))
 
-    def _yield_first(self, request: _Request, finished: list[_Request]) -> None:
+    def _yield_first(self, request: Sequence, finished: list[Sequence]) -> None:
         request.tokens += 1
         self._generation_tokens += 1
         self._first_token(request)
         if request.tokens >= request.target:
-            self._finish(request, finished)
+            self._finish(request)
+            finished.append(request)
         else:
-            self._join(request, self._step)
+            self._decoding.join(request)
 
-    def _first_token(self, request: _Request) -> None:
+    def _first_token(self, request: Sequence) -> None:
         if not request.prefilled:
             request.prefilled = True
             self._prompt_tokens += request.call.prompt_tokens
             self._cached_tokens += request.cached_tokens or 0
 
-    # --- sequences that decode -----------------------------------------------------------------------------------
-    def _join(self, request: _Request, step: int) -> None:
-        request.joined_step = step
-        request.computed = request.tokens - 1
-        request.finish_step = step + request.target - request.tokens
-        self._decoding[request] = None
-        self._context_tokens += request.tokens
-        self._phases[(step - request.computed) % self._size] += 1
-        heapq.heappush(self._finishes, (request.finish_step, request.order, request))
+    # --- who leaves --------------------------------------------------------------------------------------------
+    def _leave(self, request: Sequence) -> None:
+        self._decoding.leave(request)
+        self._store(request.path, request.computed // self._size)
 
-    def _tokens(self, request: _Request) -> int:
-        return request.tokens + (self._step - request.joined_step if request in self._decoding else 0)
-
-    def _leave(self, request: _Request) -> None:
-        """It decodes no more; its books are as they stand now."""
-        del self._decoding[request]
-        self._phases[(request.joined_step - request.computed) % self._size] -= 1
-        request.tokens += self._step - request.joined_step
-        request.computed = request.tokens - 1
-        request.finish_step = -1
-        self._context_tokens -= request.tokens
-        path = request.path
-        path.total = -(-request.computed // self._size)
-        if self.config.enable_prefix_caching:
-            self.cache.store(path, request.computed // self._size)
-
-    def _finished(self) -> list[_Request]:
+    def _finished(self) -> list[Sequence]:
         """Those that have yielded their last token, in the order of their admission; their blocks are free."""
-        finished = []
-        while self._finishes and self._finishes[0][0] <= self._step:
-            finish_step, _, request = heapq.heappop(self._finishes)
-            if request.finish_step == finish_step:
-                self._leave(request)
-                self._finish(request, finished)
+        finished = self._decoding.pop_finished()
+        for request in finished:
+            self._store(request.path, request.computed // self._size)
+            self._finish(request)
         return finished
 
-    def _finish(self, request: _Request, finished: list[_Request]) -> None:
+    def _finish(self, request: Sequence) -> None:
         self.cache.free(request.path)
         del self._requests[request.call.id]
-        finished.append(request)
+
+    def _store(self, path: Path, full: int) -> None:
+        if not self.config.enable_prefix_caching:
+            return
+        self.cache.store(path, full)
+        if self.tier is not None:
+            self.tier.store_path(path, full)
 
     # --- no room -------------------------------------------------------------------------------------------------
-    def _newest(self) -> _Request:
-        return self._prefilling or max(self._decoding, key=lambda request: request.order)
+    def _newest(self) -> Sequence:
+        return self._prefilling or self._decoding.newest()
 
     def _make_room(self, batch: _Batch) -> None:
         """Oldest first, each takes the block that it needs; where there is none, the newest is preempted, at last
         itself. Nobody is admitted in such a step."""
-        needing = [r for r in self._decoding if (self._step - r.joined_step + r.computed) % self._size == 0]
-        for request in sorted(needing, key=lambda request: request.order):
+        for request in self._decoding.needing():
             if request in self._decoding and self._evict_for(request, 1):
                 self.cache.claim(1)
         prefilling = self._prefilling
@@ -448,7 +397,7 @@ class FastReplica:
             if self._evict_for(prefilling, needed):
                 self._prefill(prefilling, batch)
 
-    def _evict_for(self, request: _Request, blocks: int) -> bool:
+    def _evict_for(self, request: Sequence, blocks: int) -> bool:
         while self.cache.num_free < blocks:
             victim = self._newest()
             self._preempt(victim)
@@ -456,7 +405,7 @@ class FastReplica:
                 return False
         return True
 
-    def _preempt(self, victim: _Request) -> None:
+    def _preempt(self, victim: Sequence) -> None:
         if victim is self._prefilling:
             self._prefilling = None
         else:
@@ -471,16 +420,17 @@ class FastReplica:
 class _Batch:
     """The prompt part of one step."""
 
-    __slots__ = ("budget", "chunks", "late", "pairs", "prefill_tokens")
+    __slots__ = ("budget", "chunks", "late", "pairs", "prefill_tokens", "restore_s")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.chunks: list[tuple[_Request, int]] = []
+        self.chunks: list[tuple[Sequence, int]] = []
         self.prefill_tokens = 0
         self.pairs = 0.0
+        self.restore_s = 0.0
         self.late = False  # a prompt's last token is computed among the decodes
 
-    def add(self, request: _Request, chunk: int) -> None:
+    def add(self, request: Sequence, chunk: int) -> None:
         self.chunks.append((request, chunk))
         self.budget -= chunk
         self.prefill_tokens += chunk

@@ -111,7 +111,7 @@ class Gate:
             return call.output_tokens
         self._waiting.pop(call.id, None)
         generated = 0
-        if call.replica is not None and call.placed_s is not None:
+        if call.replica is not None and call.placed_s is not None and call.replica in self._replicas:
             generated = self._replicas[call.replica].abort(call)
         call.outcome = "aborted"
         self._tell_end(call, generated)
@@ -135,6 +135,10 @@ class Gate:
         call.ended_s = self._kernel.now_s
         self._tell_end(call, call.output_tokens)
         self.answered(call)
+
+    def calls_on(self, url: ReplicaId) -> list[Call]:
+        """Placed there and not ended, in the order in which they came."""
+        return [call for call in self._calls.values() if call.replica == url]
 
     def lost(self, call: Call, replica: ReplicaId, *, before_first_byte: bool) -> None:
         """The replica died under it: before its first byte it is placed anew, after it the client gets an error."""
@@ -194,13 +198,17 @@ class Gate:
         call.replica = decision.replica
         self._kernel.after(HOP_S, lambda: self._submit(call, decision.replica))
 
-    def _submit(self, call: Call, replica: ReplicaId) -> None:
-        if self._calls.get(call.id) is call and call.replica == replica:
+    def _submit(self, call: Call, url: ReplicaId) -> None:
+        if self._calls.get(call.id) is call and call.replica == url:
+            replica = self._replicas.get(url)
+            if replica is None:
+                self.lost(call, url, before_first_byte=True)
+                return
             if call.placed_s is None and not call.attempts:
                 call.first_placed_s = self._kernel.now_s - HOP_S
             call.placed_s = self._kernel.now_s
-            call.rollout.replica = replica
-            self._replicas[replica].submit(call)
+            call.rollout.replica = url
+            replica.submit(call)
 
     # --- time --------------------------------------------------------------------------------------------------
     def _tick(self) -> None:
@@ -211,9 +219,10 @@ class Gate:
     def _report_progress(self) -> None:
         """The data path reports as bytes pass; looked at once a tick, which is about as often."""
         for call in list(self._calls.values()):
-            if call.placed_s is None or call.replica is None:
+            replica = self._replicas.get(call.replica) if call.replica is not None else None
+            if call.placed_s is None or replica is None:
                 continue
-            generated = self._replicas[call.replica].generated(call)
+            generated = replica.generated(call)
             if generated - call.told_tokens >= PROGRESS_TOKENS:
                 call.told_tokens = generated
                 self.handle(RequestProgress(at_s=self._kernel.now_s, request=call.id, completion_tokens=generated))

@@ -12,18 +12,9 @@ class Rollout:
     """A session under way."""
 
     __slots__ = (
-        "call",
-        "completed",
-        "context",
-        "ended_s",
-        "id",
-        "plan",
-        "replica",
-        "retries",
-        "started_s",
-        "turn",
-        "version",
-    )
+        "begun", "call", "completed", "context", "due", "ended_s", "generated", "id", "interrupted", "plan", "repeated",
+        "replica", "retries", "started_s", "turn", "version",
+    )  # fmt: skip
 
     def __init__(self, id: str, plan: SessionPlan, branches: Branches, started_s: float, version: int = 0) -> None:
         self.id = id
@@ -37,6 +28,11 @@ class Rollout:
         self.call: Call | None = None  # under way
         self.replica: str | None = None  # where its last call went
         self.retries = 0  # of the turn under way
+        self.begun = -1  # the last turn whose prompt was made
+        self.repeated = 0  # tokens of that prompt that the session had before
+        self.generated = 0  # tokens of that turn that an interrupted call left
+        self.interrupted = False
+        self.due = False  # its next call is to be sent when it is resumed
 
 
 class Call:

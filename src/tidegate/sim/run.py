@@ -49,9 +49,9 @@ def run(
     began_s = time.perf_counter()
     cluster = Cluster(scenario, policy, params, seed, recorder=recorder)
     window = Window(scenario.warmup_s, scenario.warmup_s + scenario.duration_s)
-    cluster.kernel.run(window.start_s)
+    cluster.run(window.start_s)
     before = _preemptions(cluster)
-    cluster.kernel.run(window.end_s)
+    cluster.run(window.end_s)
     clients = cluster.clients
     holds_s = [hold_s for at_s, hold_s in clients.holds_s if at_s in window]
     return RunResult(
@@ -63,7 +63,7 @@ def run(
         score=score(
             [*clients.ended, *clients.open_sessions()],
             clients.requests,
-            cluster.workload.shares,
+            scenario.shares or cluster.workload.shares,
             window,
             holds_s=(percentile(holds_s, 0.5), percentile(holds_s, 0.95)) if holds_s else None,
             preemptions=_preemptions(cluster) - before,
@@ -86,4 +86,4 @@ def unbounded(scenario: Scenario) -> Scenario:
 
 
 def _preemptions(cluster: Cluster) -> int:
-    return sum(replica.totals().preemptions for replica in cluster.replicas.values())
+    return cluster.lost_preemptions + sum(replica.totals().preemptions for replica in cluster.replicas.values())

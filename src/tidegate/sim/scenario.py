@@ -6,11 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from tidegate.sim.cpu_tier import CpuTierSpec
+from tidegate.sim.disturbances import Drift, Flip, ReplicaLoss
 from tidegate.sim.monitor import MonitorSpec
 from tidegate.sim.replica import ReplicaConfig
 from tidegate.sim.trainer import TrainerSpec
 from tidegate.sim.workload_names import WorkloadOptions
-from tidegate.types import ReplicaId
+from tidegate.types import ReplicaId, WorkloadClass
 
 RECORDED = "recorded"  # the workload that is the trace itself
 
@@ -18,6 +20,7 @@ RECORDED = "recorded"  # the workload that is the trace itself
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: ReplicaConfig
     count: int = 1
+    cpu_tier: CpuTierSpec | None = None  # fast replicas only
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +38,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     announces: bool = False  # clients open their sessions with the expected tokens
     finishes: bool = True  # clients say that a session is over
     streams: bool = False
+    losses: tuple[ReplicaLoss, ...] = ()
+    flip: Flip | None = None
+    drift: Drift | None = None
     fidelity: Literal["fast", "exact"] = "fast"  # of the replicas: in leaps, or step by step
 
     @property
     def replica_count(self) -> int:
         return sum(spec.count for spec in self.replicas)
 
-    def configs(self) -> dict[ReplicaId, ReplicaConfig]:
-        configs = [spec.config for spec in self.replicas for _ in range(spec.count)]
-        return {f"http://replica-{number}": config for number, config in enumerate(configs)}
+    def specs(self) -> dict[ReplicaId, ReplicaSpec]:
+        specs = [spec for spec in self.replicas for _ in range(spec.count)]
+        return {f"http://replica-{number}": spec for number, spec in enumerate(specs)}
+
+    @property
+    def shares(self) -> dict[WorkloadClass, float] | None:
+        """The mixture that is scored, where it is not the workload's own."""
+        return self.flip.shares if self.flip is not None else None
