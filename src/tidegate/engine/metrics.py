@@ -165,6 +165,12 @@ class EngineCollector(Collector):
 
     def _own(self) -> Iterator[Metric]:
         core = self._core
+        # The engine's own start, not its process's: several may run in one, and each is restarted by itself.
+        started = GaugeMetricFamily(
+            "process_start_time_seconds", "Start time of the process since unix epoch in seconds."
+        )
+        started.add_metric([], self._created)
+        yield started
         scale = GaugeMetricFamily(
             "tidegate_engine_time_scale", "Seconds of model time that pass in one second of the clock."
         )
