@@ -2,9 +2,12 @@
 drains (SIGTERM with a shutdown timeout). Taken for a result, it would be an empty sample in the training data.
 
     chat, completions   finish_reason "abort", no text, no ids, no tool calls
+    any event stream    `[DONE]` before anything else
     generate            finish_reason "abort", no token_ids
     responses           status "cancelled", no output
     messages            stop_reason null in a finished message, no content
+
+A prompt that has yet to be tokenized, chat among them, gets status 500 instead: `turned_away` knows it.
 
 SGLang's abort object ({"type": "abort"}) answers only a client's own abort call, so it is never a reason to retry.
 """
@@ -24,6 +27,21 @@ _SIGNS: dict[str, tuple[bytes, ...]] = {
     "/v1/messages": (b'"stop_reason":null', b'"stop_reason": null'),
 }
 _DEFAULT_SIGNS = (b'"abort"',)
+
+
+_NO_TOKENIZER = b"cannot schedule new futures after shutdown"  # its thread pool has ended before the HTTP server
+
+
+def turned_away(error_body: bytes) -> bool:
+    """Of a reply with status 500: whether nothing but vLLM's shutdown is the matter."""
+    if _NO_TOKENIZER not in error_body:
+        return False
+    try:
+        reply = msgspec.json.decode(error_body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    error = reply.get("error") if isinstance(reply, dict) else None
+    return isinstance(error, dict) and error.get("message") == _NO_TOKENIZER.decode()
 
 
 def whole_reply(path: str, body: bytes) -> Sight:
@@ -56,10 +74,12 @@ def _event(path: str, block: bytes) -> Sight:
     lines = [line for line in block.split(b"\n") if not line.startswith(b"event:")]
     if len(lines) != 1 or not lines[0].startswith(b"data:"):
         return "content"  # comments and pings keep a connection alive: they must not be kept back
+    if lines[0][5:].strip() == b"[DONE]":
+        return "abort"
     try:
         event = msgspec.json.decode(lines[0][5:])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "content"  # [DONE] too
+        return "content"
     if not isinstance(event, dict):
         return "content"
     if path == "/v1/messages":

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tidegate.proxy.aborts import stream_start, whole_reply
+from tidegate.proxy.aborts import stream_start, turned_away, whole_reply
 from tidegate.proxy.reply import decode
 from tidegate.proxy.scan import CountScanner, IdCounter
 from tidegate.proxy.seam import Headers, RequestHead, Verdict
@@ -116,7 +116,7 @@ class UsageMeter:
                 self._compressed = value.strip().lower() != b"identity"
             else:
                 self.load_report = value
-        if status != 200 or self._compressed or (length is not None and length > MAX_KEPT_BYTES):
+        if status not in (200, 500) or self._compressed or (length is not None and length > MAX_KEPT_BYTES):
             return "pass"
         if not self._watcher.aborts_are_the_replicas(self):
             return "pass"
@@ -212,6 +212,8 @@ class UsageMeter:
             self._watcher.progressed(self, made)
 
     def _judge_whole(self, body: bytes) -> Verdict:
+        if self.status != 200:
+            return self._retry_if_theirs(turned_away(body))
         reply = decode(body)
         usage = (reply.usage or reply.meta_info) if reply is not None else None
         if reply is None or usage is None:

@@ -42,9 +42,11 @@ def meter_of(path: str = "/v1/completions", watch: Watch | None = None, request_
     return meter
 
 
-def relay(meter: UsageMeter, body: bytes, headers: Any = JSON, pieces: list[int] | None = None) -> str:
+def relay(
+    meter: UsageMeter, body: bytes, headers: Any = JSON, pieces: list[int] | None = None, status: int = 200
+) -> str:
     """The last verdict that counts: of the first `pass` or `retry`, or of the end."""
-    verdict: str = meter.response_head(200, headers)
+    verdict: str = meter.response_head(status, headers)
     for start, end in zip([0, *(pieces or [])], [*(pieces or []), len(body)], strict=True):
         if start < end:
             said = meter.response_body(body[start:end])
@@ -306,6 +308,11 @@ EMPTY_ABORTS: dict[str, tuple[str, Any]] = {
     "messages": ("/v1/messages", {"type": "message", "content": [], "stop_reason": None, "usage": ANTHROPIC}),
 }
 EMPTY_ABORT_STREAMS: dict[str, tuple[str, bytes]] = {
+    "done at once": ("/v1/completions", events()),
+    "done after a preamble": (
+        "/v1/chat/completions",
+        events({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}),
+    ),
     "completions": ("/v1/completions", events({"choices": [{"text": "", "finish_reason": "abort"}]})),
     "chat": (
         "/v1/chat/completions",
@@ -395,6 +402,23 @@ def test_an_abort_with_text_passes_and_is_not_taken_for_a_result() -> None:
 def test_what_is_not_an_empty_abort_passes(choice: dict[str, Any]) -> None:
     body = json.dumps({"choices": [choice], "usage": OPENAI}).encode()
     assert relay(meter_of("/v1/chat/completions"), body) == "pass"
+
+
+@pytest.mark.parametrize("pieces", [[], [5], [20, 60]])
+def test_a_500_for_want_of_a_tokenizer_goes_to_another_replica(pieces: list[int]) -> None:
+    error = {"message": "cannot schedule new futures after shutdown", "type": "InternalServerError", "code": 500}
+    meter = meter_of("/v1/chat/completions")
+    assert relay(meter, json.dumps({"error": error}).encode(), JSON, pieces, status=500) == "retry"
+
+
+@pytest.mark.parametrize("body", [b"Internal Server Error", b'{"error": {"message": "boom"}}', b"", b"[1]"])
+def test_any_other_500_passes(body: bytes) -> None:
+    assert relay(meter_of("/v1/chat/completions"), body, JSON, status=500) == "pass"
+
+
+def test_a_500_that_quotes_the_shutdown_passes() -> None:
+    error = {"message": "prompt: cannot schedule new futures after shutdown", "code": 500}
+    assert relay(meter_of(), json.dumps({"error": error}).encode(), status=500) == "pass"
 
 
 def test_sglangs_answer_to_an_abort_call_passes() -> None:
