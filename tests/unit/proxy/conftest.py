@@ -123,7 +123,8 @@ class ReplicaSide:
                 return head, body
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        if not self.writer.is_closing():
+            self.writer.write(data)
 
     async def gone(self) -> None:
         """Until the gate has closed the connection."""
