@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import Replica, StartGate
 from tests.e2e.engine_metrics import total
 from tests.e2e.gate import Gate, replica_of
-from tests.e2e.inference import completion, encode, token_ids
+from tests.e2e.inference import chat, completion, encode, token_ids
 from tests.e2e.turns import JSON, finish, turn
 from tests.e2e.waiting import until
 
@@ -90,34 +90,39 @@ async def test_a_replica_killed_mid_stream_cuts_it_and_nothing_is_replayed(
     assert replica_of(await gate.state(client), other.url)["sessions"] == 1
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole replies", "streams"])
-async def test_a_draining_replica_answers_nobody_with_an_empty_abort(
-    streamed: bool, gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
+@pytest.mark.parametrize("kind", ["token ids", "streams", "chat"])
+async def test_a_draining_replica_answers_nobody_with_its_shutdown(
+    kind: str, gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
 ) -> None:
-    """While it drains it says 200, with no token and finish_reason `abort`, to whoever asks."""
+    """While it drains, vLLM says 200 to whoever comes, without a token: finish_reason `abort`, or a stream that ends at
+    once. Prompts that it would have to tokenize get a 500."""
     for number in range(4):
         await turn(client, gate.url, f"old {number}")
     async with stream(client, gate, "keeps it draining") as reply:
         await reply.content.readany()
         busy, other = await serving(gate, client, pair)
         busy.process.signal(signal.SIGTERM)
-        await until(lambda: drained_answer(client, busy), lambda text: '"abort"' in text)
-        sessions = [f"{age} {number}" for age in ("old", "new") for number in range(4)]
-        replies = await asyncio.gather(*(ask(client, gate, session, streamed) for session in sessions))
-        busy.process.kill()
-    assert all(tokens == 4 for tokens in replies), replies
+        try:
+            await until(lambda: drained_answer(client, busy), lambda text: '"abort"' in text)
+            sessions = [f"{age} {number}" for age in ("old", "new") for number in range(4)]
+            generated = await asyncio.gather(*(ASK[kind](client, gate, session) for session in sessions))
+        finally:
+            busy.process.kill()
+    assert generated == [4] * 8
     assert replica_of(await gate.state(client), other.url)["sessions"] >= 8
 
 
 async def drained_answer(client: aiohttp.ClientSession, replica: Replica) -> str:
-    async with client.post(f"{replica.url}/v1/completions", json=completion("x", 1)) as reply:
+    async with client.post(f"{replica.url}/v1/completions", json=completion(token_ids(8, "drained?"), 1)) as reply:
         return await reply.text()
 
 
-async def ask(client: aiohttp.ClientSession, gate: Gate, session: str, streamed: bool) -> int:
+async def ask(client: aiohttp.ClientSession, gate: Gate, session: str) -> int:
     """How many tokens came back."""
-    if not streamed:
-        return int((await turn(client, gate.url, session))["usage"]["completion_tokens"])
+    return int((await turn(client, gate.url, session))["usage"]["completion_tokens"])
+
+
+async def ask_for_a_stream(client: aiohttp.ClientSession, gate: Gate, session: str) -> int:
     body = completion(token_ids(64, session), 4, stream=True, stream_options={"include_usage": True})
     headers = {**JSON, "X-Session-ID": session}
     async with client.post(f"{gate.url}/v1/completions", data=encode(body), headers=headers) as reply:
@@ -125,6 +130,17 @@ async def ask(client: aiohttp.ClientSession, gate: Gate, session: str, streamed:
     assert lines[-2] == "data: [DONE]"
     usages = [json.loads(line.removeprefix("data: ")).get("usage") for line in lines[:-2]]
     return next((int(usage["completion_tokens"]) for usage in usages if usage), 0)
+
+
+async def ask_in_words(client: aiohttp.ClientSession, gate: Gate, session: str) -> int:
+    headers = {**JSON, "X-Session-ID": session}
+    body = encode(chat(max_tokens=4, ignore_eos=True))
+    async with client.post(f"{gate.url}/v1/chat/completions", data=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        return int((await reply.json())["usage"]["completion_tokens"])
+
+
+ASK = {"token ids": ask, "streams": ask_for_a_stream, "chat": ask_in_words}
 
 
 async def test_a_restarted_replica_is_used_again_and_known_to_be_empty(
