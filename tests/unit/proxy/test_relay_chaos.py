@@ -30,7 +30,7 @@ class RandomMeter:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_chaos(bench, handler_type, seed: int) -> None:
+async def test_chaos(bench, handler_type, caplog, seed: int) -> None:
     chance = random.Random(seed)
 
     async def pause() -> None:
@@ -95,4 +95,5 @@ async def test_chaos(bench, handler_type, seed: int) -> None:
         while listener.exchanges or listener.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     handler.check()
+    assert caplog.text == ""
     assert len({outcome for outcome, _ in handler.ends}) >= 3
