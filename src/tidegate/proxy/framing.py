@@ -37,7 +37,22 @@ CHUNKED = -2
 
 
 # What a header name means to a hop. Plain numbers: they are compared for each header of each message.
-DROP, HOST_IS, LENGTH_IS, CODING_IS, CONNECTION_IS, EXPECT_IS, UPGRADE_IS, VIA_IS = range(8)
+PASS, DROP, HOST_IS, LENGTH_IS, CODING_IS, CONNECTION_IS, EXPECT_IS, UPGRADE_IS, VIA_IS = range(9)
+NAMES_MAX = 4096  # spellings remembered; peers use few, and hostile ones shall not fill the memory
+
+
+class Rules(dict[bytes, int]):
+    """By header name as it is spelled: looking up a spelling again saves its folding."""
+
+    def __init__(self, rules: dict[bytes, int]) -> None:
+        self._by_lower = rules
+
+    def __missing__(self, name: bytes) -> int:
+        rule = self._by_lower.get(name.lower(), PASS)
+        if len(self) < NAMES_MAX:
+            self[name] = rule
+        return rule
+
 
 HOP_BY_HOP = {
     b"connection": CONNECTION_IS,
@@ -51,14 +66,16 @@ HOP_BY_HOP = {
     b"proxy-authorization": DROP,
     b"proxy-connection": DROP,
 }
-REQUEST_RULES = {
-    **HOP_BY_HOP,
-    b"host": HOST_IS,
-    b"expect": EXPECT_IS,
-    b"upgrade": UPGRADE_IS,
-    b"via": VIA_IS,
-}
-RESPONSE_RULES = {**HOP_BY_HOP, b"upgrade": DROP}
+REQUEST_RULES = Rules(
+    {
+        **HOP_BY_HOP,
+        b"host": HOST_IS,
+        b"expect": EXPECT_IS,
+        b"upgrade": UPGRADE_IS,
+        b"via": VIA_IS,
+    }
+)
+RESPONSE_RULES = Rules({**HOP_BY_HOP, b"upgrade": DROP})
 SINGLE_TOKENS = frozenset((b"keep-alive", b"close"))  # of Connection; nearly all that are seen
 NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
 
@@ -128,8 +145,8 @@ def request_framing(request: RequestLines) -> RequestFraming:
     drop: list[int] = []
     named: list[bytes] = []
     for at, (name, value) in enumerate(request.headers, 1):
-        rule = REQUEST_RULES.get(name.lower())
-        if rule is None:
+        rule = REQUEST_RULES[name]
+        if rule == PASS:
             continue
         if rule == LENGTH_IS:
             if codings or lengths:
@@ -167,7 +184,6 @@ def request_framing(request: RequestLines) -> RequestFraming:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
     kept = _drop(request, drop, named)
     kept[0] = VIA
-    kept.append(b"\r\n")
     return RequestFraming(
         _origin_form(request.target, request.method),
         CHUNKED if codings else length,
@@ -191,8 +207,8 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
     drop: list[int] = []
     named: list[bytes] = []
     for at, (name, value) in enumerate(response.headers, 1):
-        rule = RESPONSE_RULES.get(name.lower())
-        if rule is None:
+        rule = RESPONSE_RULES[name]
+        if rule == PASS:
             continue
         if rule == LENGTH_IS:
             if codings or length != UNTIL_CLOSE:
@@ -215,6 +231,6 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
     kept = _drop(response, drop, named)
     if response.http_1_0:
         kept[0] = b"HTTP/1.1" + kept[0][8:]
-    kept.append(b"")
+    kept.pop()  # the second empty line: its CRLF comes when the last header is known
     length = 0 if no_body else CHUNKED if codings else length
     return ResponseFraming(length, keep_alive, b"\r\n".join(kept))

@@ -12,6 +12,7 @@ The raw lines are kept beside the parsed headers, one line a header, so that wha
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import httptools
 
@@ -28,59 +29,30 @@ class TooManyHeaders(InvalidHead):
 
 
 class Lines:
-    """What llhttp tells while it reads a head."""
+    """What llhttp tells while it reads a head, and the raw lines beside it."""
 
-    __slots__ = ("_complete", "headers", "http_1_0", "lines")
+    __slots__ = ("complete", "headers", "http_1_0", "lines")
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self.lines: list[bytes] = []  # lines[0] is the start line, lines[i + 1] is headers[i]
+        self.lines: list[bytes] = []  # the start line, one for each header, and two empty ones from CRLF CRLF
         self.http_1_0 = False
-        self._complete = False
+        self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._complete = True
-
-    def _feed(self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser, raw: bytes) -> bytes:
-        """The start line."""
-        try:
-            parser.feed_data(raw)
-        except httptools.HttpParserUpgrade:
-            pass  # CONNECT, Upgrade and 101: `framing` decides
-        except httptools.HttpParserError as error:
-            raise InvalidHead(str(error)) from None
-        if not self._complete:
-            raise InvalidHead("Unexpected end of headers")
-        self.lines = lines = raw[:-4].split(b"\r\n")
-        count = len(self.headers)
-        if len(lines) != count + 1:
-            raise InvalidHead("Invalid header lines")
-        if count > HEADERS_MAX:
-            raise TooManyHeaders(f"More than {HEADERS_MAX} headers")
-        if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp leaves trailing white space to us
-            self.headers = [(name, value.rstrip(b" \t")) for name, value in self.headers]
-        return lines[0]
+        self.complete = True
 
 
 class RequestLines(Lines):
     __slots__ = ("method", "target")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.method = ""
         self.target = b""
-        parser = httptools.HttpRequestParser(self)
-        start = self._feed(parser, raw)
-        method: bytes = parser.get_method()
-        self.method = method.decode("ascii")
-        if start != b"%b %b HTTP/1.1" % (method, self.target):
-            if start != b"%b %b HTTP/1.0" % (method, self.target):
-                raise InvalidHead("Invalid request line or HTTP version")
-            self.http_1_0 = True
-        if b"#" in self.target:
-            raise InvalidHead("Fragment in request target")
 
     def on_url(self, target: bytes) -> None:
         self.target += target
@@ -89,24 +61,61 @@ class RequestLines(Lines):
 class ResponseLines(Lines):
     __slots__ = ("status",)
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        parser = httptools.HttpResponseParser(self)
-        start = self._feed(parser, raw)
-        self.status: int = parser.get_status_code()
-        if not start.startswith(b"HTTP/1.1 "):
-            if not start.startswith(b"HTTP/1.0 "):
-                raise InvalidHead("Invalid HTTP version")
-            self.http_1_0 = True
-        if BAD_REASON.search(start):
-            raise InvalidHead("Control character in reason phrase")
+        self.status = 0
+
+
+def _read(parser: httptools.HttpRequestParser | httptools.HttpResponseParser, seen: Lines, raw: bytes) -> bytes:
+    """The start line."""
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # CONNECT, Upgrade and 101: `framing` decides
+    except httptools.HttpParserError as error:
+        raise InvalidHead(str(error)) from None
+    if not seen.complete:
+        raise InvalidHead("Unexpected end of headers")
+    seen.lines = lines = raw.split(b"\r\n")
+    count = len(seen.headers)
+    if len(lines) != count + 3:
+        raise InvalidHead("Invalid header lines")
+    if count > HEADERS_MAX:
+        raise TooManyHeaders(f"More than {HEADERS_MAX} headers")
+    if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp leaves trailing white space to us
+        seen.headers = [(name, value.rstrip(b" \t")) for name, value in seen.headers]
+    return lines[0]
 
 
 def parse_request(raw: bytes) -> RequestLines:
     """`raw` ends with the first CRLF CRLF of the message. Raises InvalidHead."""
-    return RequestLines(raw)
+    seen = RequestLines()
+    parser = httptools.HttpRequestParser(seen)
+    start = _read(parser, seen, raw)
+    method: bytes = parser.get_method()
+    seen.method = method.decode("ascii")
+    if start != b"%b %b HTTP/1.1" % (method, seen.target):
+        if start != b"%b %b HTTP/1.0" % (method, seen.target):
+            raise InvalidHead("Invalid request line or HTTP version")
+        seen.http_1_0 = True
+    if b"#" in seen.target:
+        raise InvalidHead("Fragment in request target")
+    return seen
 
 
 def parse_response(raw: bytes) -> ResponseLines:
     """`raw` ends with the first CRLF CRLF of the message. Raises InvalidHead."""
-    return ResponseLines(raw)
+    seen = ResponseLines()
+    parser = httptools.HttpResponseParser(seen)
+    seen.http_1_0 = _is_http_1_0(_read(parser, seen, raw))
+    seen.status = parser.get_status_code()
+    return seen
+
+
+@lru_cache(1024)  # replicas use few status lines
+def _is_http_1_0(status_line: bytes) -> bool:
+    if not status_line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
+        raise InvalidHead("Invalid HTTP version")
+    if BAD_REASON.search(status_line):
+        raise InvalidHead("Control character in reason phrase")
+    return status_line.startswith(b"HTTP/1.0")
