@@ -64,6 +64,14 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
             "a compilation during the first requests (108 s were reported).",
         ),
     ] = 120.0
+    lost_after_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A replica that cannot be connected to for this long has lost its requests: those without a "
+            "byte of an answer go to another one.",
+        ),
+    ] = 15.0
     kv_capacity_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="A replica's KV capacity, where it is not to be read from the engine."),

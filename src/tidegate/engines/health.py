@@ -18,6 +18,9 @@ Facts are kept, and the state follows from them in a fixed order of precedence, 
 Only half_open and healthy replicas take requests. A slow replica is never left for being slow: a probe that connects
 and then hangs counts only together with counters that stand still, and never against the last usable replica. An
 answer of any status from a request, 4xx and a shed 429 or 503 too, shows that the replica lives.
+
+A replica can lose requests without breaking their connections: vLLM that was told to shut down accepts some that nobody
+will answer, and then does not end because of them. `lost_before_s` tells of such requests, by when they were sent.
 """
 
 from __future__ import annotations
@@ -73,6 +76,9 @@ class Health:
         self._answered = False
         self._failures: dict[ProbeFailure, int] = {"connect": 0, "hang": 0, "status": 0}
         self._hanging_since_s: float | None = None
+        self._refusing_since_s: float | None = None  # the first of the probes in a row that could not connect
+        self._idle_since_s: float | None = None  # nothing runs, nothing waits
+        self._sampled_at_s = 0.0
         self._connects_failed = 0
         self._left_until_s: float | None = None  # the end of an ejection or a drain
         self._left_state = State.EJECTED
@@ -87,7 +93,7 @@ class Health:
     # --- facts -------------------------------------------------------------------------------------------------
     def probe_ok(self) -> None:
         self._answered = True
-        self._hanging_since_s = None
+        self._hanging_since_s = self._refusing_since_s = None
         for kind in self._failures:
             self._failures[kind] = 0
         if self._trial_probes_left:
@@ -103,7 +109,11 @@ class Health:
                 self._hanging_since_s = at_s
         else:
             self._hanging_since_s = None
-        if kind != "connect":
+        if kind == "connect":
+            if self._refusing_since_s is None:
+                self._refusing_since_s = at_s
+        else:
+            self._refusing_since_s = None
             self._failures["connect"] = 0
             self._answered = self._answered or kind == "status"
 
@@ -127,16 +137,23 @@ class Health:
             self._leave(at_s, State.DRAINING, self._config.drain_s)
 
     def paused(self, paused: bool) -> None:
-        self._paused = paused
+        if paused != self._paused:
+            self._paused, self._idle_since_s = paused, None
 
     def sleeping(self, sleeping: bool) -> None:
-        self._sleeping = sleeping
+        if sleeping != self._sleeping:
+            self._sleeping, self._idle_since_s = sleeping, None
 
     def sampled(self, at_s: float, running: int | None, waiting: int | None, totals: tuple[int | None, ...]) -> None:
         """A reading of the replica's numbers; `totals` are the counters that move when it works."""
         if totals != self._progress:
             self._progress, self._progress_at_s = totals, at_s
             self._stuck_since_s = None
+        self._sampled_at_s = at_s
+        if running != 0 or waiting != 0 or self._paused or self._sleeping:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = at_s
         if not waiting or running is None or running > 0:
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
@@ -146,7 +163,18 @@ class Health:
         """A new process answers: what was held against the old one is void."""
         self._left_until_s = None
         self._trial_probes_left = self._times_left = self._connects_failed = 0
-        self._stuck_since_s = self._hanging_since_s = None
+        self._stuck_since_s = self._hanging_since_s = self._idle_since_s = None
+
+    def lost_before_s(self, now_s: float) -> float | None:
+        """Requests sent before this that have no answer yet will not get one. None: none is known to be lost.
+
+        vLLM's gauges stand still during a step, and the first steps compile: only idleness that outlasts that counts.
+        """
+        if _longer(self._refusing_since_s, now_s, self._config.lost_after_s):
+            return self._refusing_since_s
+        if _longer(self._idle_since_s, self._sampled_at_s, self._config.stalled_after_s):
+            return self._idle_since_s
+        return None
 
     # --- the state ---------------------------------------------------------------------------------------------
     def verdict(self, now_s: float, last_usable: Callable[[], bool] = lambda: False) -> Verdict:

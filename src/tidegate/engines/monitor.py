@@ -136,6 +136,9 @@ class ReplicaMonitor:
     def state(self) -> State:
         return self._verdict.state
 
+    def lost_before_s(self) -> float | None:
+        return None if self._suspended else self._health.lost_before_s(self._clock.now_s())
+
     def view(self) -> MonitorView:
         now_s = self._clock.now_s()
         age_s = None if self._read_at_s is None else now_s - self._read_at_s

@@ -191,6 +191,15 @@ class RelayExchange:
         self._settle("refused", error)
         self._client.reply_error(error, keep_alive=True)
 
+    def recall(self, error: ReplicaError) -> None:
+        if self._done or self._upstream is None or self._status or not self._body.complete:
+            return
+        self._leave_upstream()
+        if self._body.whole:
+            self._give_back(error)
+        else:
+            self._answer(error)
+
     def _give_back(self, error: ReplicaError) -> None:
         assert self._handler is not None
         assert self._replica is not None
@@ -222,6 +231,7 @@ class RelayExchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         assert self._replica is not None
         self._upstream = upstream
+        self._status = 0
         self._client.resume_body()
         replica, target, body = self._replica, self.head.target, self._body
         if replica.prefix and target != b"*":

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from tidegate.errors import TidegateError
+from tidegate.errors import ReplicaError, TidegateError
 from tidegate.types import Outcome
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # as received: order, case and duplicates kept
@@ -84,6 +84,10 @@ class Exchange(Protocol):
 
     def reject(self, error: TidegateError) -> None:
         """Answer with the error; `ended` is not called for it."""
+        ...
+
+    def recall(self, error: ReplicaError) -> None:
+        """The replica will not answer: leave it, as if it had failed now. Ignored once its response has begun."""
         ...
 
 

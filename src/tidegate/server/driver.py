@@ -103,6 +103,17 @@ class Driver:
 
     def tick(self) -> None:
         self.handle(Tick(at_s=self.now_s()))
+        self._recall_lost()
+
+    def _recall_lost(self) -> None:
+        lost = self.replicas.lost_before_s()
+        if not lost:
+            return
+        for entry in list(self._entries.values()):
+            replica = entry.replica
+            if replica is not None and entry.placed_s < lost.get(replica, float("-inf")):
+                error = ReplicaError(f"replica {replica} will not answer", reason="replica_lost_request", status=504)
+                entry.exchange.recall(error)
 
     def observed(self, event: AnyEvent) -> None:
         """From a monitor."""

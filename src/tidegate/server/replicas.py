@@ -109,6 +109,11 @@ class Replicas:
     def all_paused_at_engine(self) -> bool:
         return bool(self._monitors) and all(m.state is State.PAUSED for m in self._monitors.values())
 
+    def lost_before_s(self) -> dict[ReplicaId, float]:
+        """Of replicas that lost requests: those sent before that time, and not answered yet."""
+        lost = {url: monitor.lost_before_s() for url, monitor in self._monitors.items()}
+        return {url: before_s for url, before_s in lost.items() if before_s is not None}
+
     def _is_last_usable(self, url: ReplicaId) -> bool:
         return not any(m.state.usable for other, m in self._monitors.items() if other != url)
 

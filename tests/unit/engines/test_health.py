@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.config.engines import EnginesConfig
-from tidegate.engines.health import Health, State
+from tidegate.engines.health import Health, ProbeFailure, State
 
 CONFIG = EnginesConfig(
     unhealthy_after=2,
@@ -218,3 +218,57 @@ def test_a_paused_replica_that_is_gone_is_unreachable() -> None:
 
 def test_only_healthy_and_half_open_replicas_are_usable() -> None:
     assert {state for state in State if state.usable} == {State.HEALTHY, State.HALF_OPEN}
+
+
+# --- requests that nobody will answer --------------------------------------------------------------------------------
+TOTALS = (100, 100)
+
+
+def test_a_replica_that_cannot_be_reached_for_long_has_lost_what_was_sent_before() -> None:
+    health = healthy()
+    health.probe_failed(5.0, "connect", "refused")
+    health.probe_failed(7.0, "connect", "refused")
+    assert health.lost_before_s(5.0 + CONFIG.lost_after_s - 0.1) is None
+    assert health.lost_before_s(5.0 + CONFIG.lost_after_s) == 5.0
+    health.probe_ok()
+    assert health.lost_before_s(100.0) is None
+    health.probe_failed(100.0, "connect", "refused")
+    assert health.lost_before_s(101.0) is None
+
+
+@pytest.mark.parametrize("kind", ["hang", "status"])
+def test_a_replica_that_connects_has_lost_nothing(kind: ProbeFailure) -> None:
+    health = healthy()
+    for at_s in range(100):
+        health.probe_failed(at_s, kind, "not well")
+    assert health.lost_before_s(100.0) is None
+
+
+def test_an_engine_that_is_idle_for_long_has_lost_what_was_sent_before() -> None:
+    health = healthy()
+    for at_s in (5.0, 60.0, 5.0 + CONFIG.stalled_after_s - 0.1):
+        health.sampled(at_s, 0, 0, TOTALS)
+        assert health.lost_before_s(at_s) is None
+    assert health.lost_before_s(1000.0) is None  # unless it still says so
+    health.sampled(1000.0, 0, 0, TOTALS)
+    assert health.lost_before_s(1000.0) == 5.0
+    health.sampled(1001.0, 1, 0, TOTALS)
+    assert health.lost_before_s(1001.0) is None
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (0, 1), (None, 0), (0, None)])
+def test_one_that_works_or_does_not_say_has_lost_nothing(running: int | None, waiting: int | None) -> None:
+    health = healthy()
+    for at_s in (0.0, 1000.0):
+        health.sampled(at_s, running, waiting, TOTALS)
+    assert health.lost_before_s(1000.0) is None
+
+
+def test_a_pause_is_no_idleness() -> None:
+    health = healthy()
+    health.sampled(0.0, 0, 0, TOTALS)
+    health.paused(True)
+    health.sampled(1000.0, 0, 0, TOTALS)
+    health.paused(False)
+    health.sampled(1001.0, 0, 0, TOTALS)
+    assert health.lost_before_s(1001.0) is None

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import h11
 import pytest
 
+from tidegate.errors import ReplicaError
+
 HEAD = b"POST / HTTP/1.1\r\nHost: gate\r\n"
 HELLO = HEAD + b"Content-Length: 5\r\n\r\nhello"
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -54,6 +56,58 @@ async def test_without_a_byte_of_response_the_request_goes_elsewhere(bench, hand
     client.send(HELLO)
     assert (await client.reply()).body == b"hello"
     assert handler.returns == [(bad, "connect_failed" if how == "refuses" else "replica_closed")]
+    assert handler.ends == [("ok", None)]
+
+
+LOST = ReplicaError("it will not answer", reason="replica_lost_request")
+
+
+async def test_a_request_recalled_before_a_byte_of_response_goes_elsewhere(bench, handler_type) -> None:
+    seen = asyncio.Event()
+
+    async def never_answers(side, number: int) -> None:
+        await side.request()
+        seen.set()
+        await side.reader.read()
+
+    bad, good = await bench.replica(never_answers), await bench.echo()
+    handler = handler_type(bad.url, good.url)
+    handler.hold = True
+    client = await bench.client(await bench.gate(handler))
+    client.send(HELLO)
+    await handler.until(lambda: handler.held)
+    (exchange,) = handler.held
+    exchange.recall(LOST)  # not placed yet: nothing to leave
+    exchange.place(bad.url)
+    await seen.wait()
+    exchange.recall(LOST)
+    assert (await client.reply()).body == b"hello"
+    assert handler.returns == [(bad.url, "replica_lost_request")]
+    assert handler.ends == [("ok", None)]
+    exchange.recall(LOST)  # it is over
+
+
+async def test_a_response_that_has_begun_is_not_recalled(bench, handler_type) -> None:
+    go_on = asyncio.Event()
+
+    async def begins(side, number: int) -> None:
+        await side.request()
+        side.send(OK + b"Content-Length: 10\r\n\r\nfirst")
+        await go_on.wait()
+        side.send(b"later")
+
+    replica = await bench.replica(begins)
+    handler = handler_type(replica.url)
+    handler.hold = True
+    client = await bench.client(await bench.gate(handler))
+    client.send(HELLO)
+    await handler.until(lambda: handler.held)
+    (exchange,) = handler.held
+    exchange.place(replica.url)
+    await client.reader.readuntil(b"first")
+    exchange.recall(LOST)
+    go_on.set()
+    await client.reader.readuntil(b"later")
     assert handler.ends == [("ok", None)]
 
 

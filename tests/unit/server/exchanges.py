@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tidegate.clock import ManualClock
-from tidegate.errors import TidegateError
+from tidegate.errors import ReplicaError, TidegateError
 from tidegate.observe.recorder import Recorder
 from tidegate.policy.params import CoreParams
 from tidegate.policy.scheduler import Scheduler
@@ -27,6 +27,7 @@ class FakeExchange:
         self.meter: Meter | None = None
         self.placed: list[ReplicaId] = []
         self.rejected: TidegateError | None = None
+        self.recalled: list[str] = []
         self.fault: Exception | None = None  # raised by the next place
 
     def place(self, replica: ReplicaId) -> None:
@@ -39,12 +40,19 @@ class FakeExchange:
         assert self.rejected is None
         self.rejected = error
 
+    def recall(self, error: ReplicaError) -> None:
+        self.recalled.append(error.reason)
+
 
 class FakeReplicas:
     """What the driver tells of replicas, and nothing of health: that is the monitors'."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, ReplicaId]] = []
+        self.lost: dict[ReplicaId, float] = {}
+
+    def lost_before_s(self) -> dict[ReplicaId, float]:
+        return self.lost
 
     def response_ok(self, url: ReplicaId) -> None:
         self.told.append(("ok", url))

@@ -118,6 +118,18 @@ def test_a_request_leaves_a_replica_that_failed_before_its_first_byte(shell: She
     assert again.placed == [exchange.placed[1]]  # the session moved with it
 
 
+def test_what_a_replica_lost_is_recalled_and_what_it_was_sent_since_is_not(shell: Shell) -> None:
+    old = shell.open("s")
+    (lost,) = old.placed
+    elsewhere = shell.open("t")
+    assert elsewhere.placed != old.placed
+    shell.clock.advance(10.0)
+    new = shell.open("s")
+    shell.replicas.lost = {lost: shell.clock.now_s() - 1.0}
+    shell.driver.tick()
+    assert (old.recalled, elsewhere.recalled, new.recalled) == (["replica_lost_request"], [], [])
+
+
 def test_attempts_are_bounded_and_the_last_error_is_the_answer() -> None:
     shell = Shell()
     shell.add(A, B, "http://c", "http://d")
