@@ -76,6 +76,7 @@ class Model:
     where: dict[int, str] = field(default_factory=dict)
     session_of: dict[int, str | None] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)  # session ids, by Place and Ended
+    queues: dict[str, list[str]] = field(default_factory=dict)  # held sessions by class, in order of their first Hold
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -111,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.log.append((event, decisions))
         for decision in decisions:
             self.take(event, decision, admitted_before)
+        self.forget_those_that_left()
         return decisions
 
     def take(self, event: AnyEvent, decision: AnyDecision, admitted_before: set[str]) -> None:
@@ -119,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert model.state[decision.request] in ("new", "held", "returned")
             assert decision.reason in reasons.PLACE
             assert self.scheduler.ledger.replicas[decision.replica].usable
+            self.leaves_in_order(decision)
             model.state[decision.request] = "placed"
             model.where[decision.request] = decision.replica
             model.admitted.add(decision.session)
@@ -128,6 +131,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if decision.session in admitted_before:  # a continuation waits only where nothing can run
                 assert decision.reason in ("pool_paused", "no_replica")
                 assert self.scheduler.ledger.paused or decision.reason == "no_replica"
+            elif not any(decision.session in queue for queue in model.queues.values()):
+                klass = self.scheduler.ledger.requests[decision.request].session.klass
+                model.queues.setdefault(klass.name, []).append(decision.session)
             model.state[decision.request] = "held"
         elif isinstance(decision, Reject):
             assert decision.reason in reasons.REJECT
@@ -137,8 +143,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             model.state[decision.request] = "rejected"
         elif isinstance(decision, Ended):
             assert decision.cause in reasons.ENDED
+            self.dequeue(decision.session)
             model.admitted.discard(decision.session)
             admitted_before.discard(decision.session)  # what follows is a new generation
+
+    def leaves_in_order(self, decision: Place) -> None:
+        """A session that enters is the first of its class's queue, or its class has none."""
+        if decision.reason != "admitted":
+            return
+        workload = self.scheduler.ledger.requests[decision.request].session.klass.name
+        queue = self.model.queues.get(workload, [])
+        assert not queue or queue[0] == decision.session, (decision.session, queue)
+        self.dequeue(decision.session)
+
+    def dequeue(self, session: str) -> None:
+        for queue in self.model.queues.values():
+            if session in queue:
+                queue.remove(session)
+
+    def forget_those_that_left(self) -> None:
+        """Announced sessions stay open when their waiting requests leave."""
+        waiting = {session.id for klass in self.scheduler.ledger.classes for session in klass.queue}
+        for queue in self.model.queues.values():
+            queue[:] = [session for session in queue if session in waiting]
 
     def pick(self, states: tuple[str, ...], index: int) -> int | None:
         found = [request for request, state in self.model.state.items() if state in states]

@@ -17,6 +17,9 @@ sum_b K_b kbar_b <= C on every replica with integers:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+CARRY_LIMIT: Final = 8.0  # sessions; more of one class in a row would starve the others of a replica
 
 
 def paper_caps(capacity: float, weights: Sequence[float], footprints: Sequence[float]) -> list[int]:
@@ -74,6 +77,9 @@ class Apportioner:
         deficit = self.deficit[b] + (entitled - live) * turns if waiting else 0.0
         self.deficit[b] = min(max(deficit, -1.0), 1.0)
 
+    def deficit_of(self, b: int) -> float:
+        return self.deficit[b] if b < len(self.deficit) else 0.0
+
     def start_pass(self) -> None:
         self.carry = list(self.deficit)
 
@@ -87,10 +93,12 @@ class Apportioner:
         for b in sorted(wanting, key=lambda b: (-carry[b], b)):
             whole[b] = max(0, min(int(caps[b] + max(0.0, carry[b])), int(left / footprints[b])))
             left -= whole[b] * footprints[b]
-        for b in sorted(wanting, key=lambda b: (whole[b] - caps[b] - carry[b], b)):
-            if footprints[b] <= left:
-                whole[b] += 1
-                left -= footprints[b]
+        for most in (1, None):  # one more session each, then whatever still fits
+            for b in sorted(wanting, key=lambda b: (whole[b] - caps[b] - carry[b], b)):
+                fitting = int(left / footprints[b])
+                more = fitting if most is None else min(most, fitting)
+                whole[b] += more
+                left -= more * footprints[b]
         for b in wanting:
-            carry[b] = min(max(carry[b] + caps[b] - whole[b], -2.0), 2.0)
+            carry[b] = min(max(carry[b] + caps[b] - whole[b], -CARRY_LIMIT), CARRY_LIMIT)
         return whole

@@ -84,6 +84,7 @@ class ClassLedger:
     __slots__ = (
         "completed",
         "ended",
+        "entered_r",
         "gaps",
         "held",
         "idle",
@@ -108,6 +109,7 @@ class ClassLedger:
         self.started = 0  # sessions ever opened
         self.recent = 0.0  # sessions opened, fading: the mixture as it arrives
         self.ended = 0
+        self.entered_r = 0.0  # when a session of it was last admitted
         self.completed = 0
         self.queue: OrderedDict[Session, None] = OrderedDict()  # held sessions, first come first
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()  # nothing running or waiting; longest idle first

@@ -67,6 +67,7 @@ class Profile:
         self.block_time = [0.0] * BINS
         self.ends = [0.0] * BINS
         self.lived_s = 0.0  # faded sum of the ages at which sessions ended
+        self._turns = self._turn_tokens = 0.0  # faded
         self._started_tokens = self._started = 0.0  # faded: first prompts of admitted sessions
         self.growth_tokens = 0.0  # faded sum of growth after the first prompt
         self._at_r = [0.0] * BINS  # accrued up to
@@ -130,6 +131,16 @@ class Profile:
             reached = size_bin(session.tokens)
             self.sizes.grew(session.size_bin, reached)
             session.size_bin = reached
+
+    def turn(self, growth_tokens: int) -> None:
+        """A further request of a session was placed, and its prompt adds this much at once."""
+        self._turns += 1.0
+        self._turn_tokens += growth_tokens
+
+    @property
+    def turn_tokens(self) -> float:
+        """What a turn adds when it begins; held until it ends, the last one too."""
+        return self._turn_tokens / self._turns if self._turns > 0.0 else 0.0
 
     def leave(self, session: Session, now_r: float) -> None:
         """Its end, for whatever reason: it holds nothing any more."""
@@ -197,6 +208,8 @@ class Profile:
         self.lived_s *= keep
         self._started_tokens *= keep
         self._started *= keep
+        self._turns *= keep
+        self._turn_tokens *= keep
         self.sizes.fade(keep)
 
     def solve(self, prior_residency_s: float, prior_footprint_tokens: float) -> None:

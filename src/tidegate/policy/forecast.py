@@ -3,10 +3,12 @@
 A sum of present footprints over-admits a young synchronised cohort, a sum of peaks wastes half of the memory. So k~ is
 a forecast: at each of a few horizons h, a session of class b that holds k now is expected to
 
-    have grown by          g = growth rate of the class * h
-    be there still         p = S_b(k + g) / S_b(k)                    by the sizes at which sessions end (sizes.py)
-    hold, if so            k + g
-    vary by                p (1 - p) (k + g)^2 + p g^2                 it may have left; growth is as uncertain as large
+    have grown by   g = growth rate of the class * h
+    be there still  p = S_b(k + g - turn) / S_b(k)   by the sizes at which sessions end (sizes.py); what its last turn
+                                                     adds is held until that turn ends
+    hold, if so     k + g
+    vary by         p (1 - p) (k + g)^2 + p g turn   it may have left; growth comes in turns at random times (in one
+                                                     step, where turns are not known)
 
 and a new session is admitted if, at EVERY horizon, mean + z * deviation of the replica's sum, the newcomer included,
 fits in the protected capacity. A desynchronised pool fills to its average plus a margin that shrinks with the number of
@@ -32,8 +34,8 @@ from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import OccupancyParams
 from tidegate.policy.sizes import BINS, Sizes, size_bin
 
-# of the longest growth; closer to its end, where a cohort is largest; later, most have left
-HORIZONS: Final = (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0)
+# of the longest growth: dense, because a cohort's peak is sharp; later, most have left
+HORIZONS: Final = (0.0, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 POINTS: Final = len(HORIZONS)
 
 
@@ -57,32 +59,34 @@ class Load:
 class ClassForecast:
     """How sessions of one class go on, as of the last control step."""
 
-    __slots__ = ("_sizes", "doubt", "growth", "prior_tokens", "rate")
+    __slots__ = ("_sizes", "doubt", "growth", "rate", "turn_tokens")
 
-    def __init__(self, sizes: Sizes, prior_tokens: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.growth = [0.0] * POINTS  # g at each horizon
         self.rate = 0.0  # tokens/s
+        self.turn_tokens = 0.0
         self.doubt = 1.0
-        self.prior_tokens = prior_tokens
 
-    def add(self, load: Load, sessions: float, tokens: float, squares: float) -> None:
+    def add(self, load: Load, sessions: float, tokens: float, squares: float, prior_tokens: float) -> None:
         """Add sessions of one size that hold `tokens` together, `squares` the sum of their squares."""
         each = tokens / sessions
         doubt = self.doubt
         sure = 1.0 - doubt
-        lacking = doubt * max(0.0, self.prior_tokens - each)
+        lacking = doubt * max(0.0, prior_tokens - each)
         now = self._sizes.survival(each)
         mean, var = load.mean, load.var
         mean[0] += tokens
         for m in range(1, POINTS):
             growth = self.growth[m]
-            p = sure * (self._sizes.survival(each + growth) / now if growth else 1.0) + doubt
+            gone = growth - self.turn_tokens
+            p = sure * (self._sizes.survival(each + gone) / now if gone > 0.0 else 1.0) + doubt
             learned = sure * growth
             grown = learned + lacking * HORIZONS[m]
             mean[m] += p * (tokens + sessions * grown)
             spread = squares + grown * (2.0 * tokens + sessions * grown)
-            var[m] += p * (1.0 - p) * spread + p * sessions * learned * learned
+            step = min(learned, self.turn_tokens) if self.turn_tokens else learned
+            var[m] += p * (1.0 - p) * spread + p * sessions * learned * step
 
     def add_expected(self, load: Load, tokens: float, expected: float) -> None:
         """One session whose client said what it will hold in the end."""
@@ -92,10 +96,10 @@ class ClassForecast:
 
 
 class Forecast:
-    def __init__(self, ledger: Ledger, params: OccupancyParams) -> None:
+    def __init__(self, ledger: Ledger, params: OccupancyParams, prior_tokens: float) -> None:
         self._ledger = ledger
         self._params = params
-        self._prior_tokens = 1.0
+        self.prior_tokens = prior_tokens
         self._classes: list[ClassForecast] = []
         self._loads: list[Load] = []
         self._next_slot = 0
@@ -112,7 +116,7 @@ class Forecast:
     def _class(self, klass: ClassLedger) -> ClassForecast:
         while len(self._classes) <= klass.index:
             sizes = self._ledger.classes[len(self._classes)].profile.sizes
-            self._classes.append(ClassForecast(sizes, self._prior_tokens))
+            self._classes.append(ClassForecast(sizes))
         return self._classes[klass.index]
 
     # --- a decision --------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class Forecast:
         if session.expected_tokens is not None:
             self._class(session.klass).add_expected(added, tokens, float(session.expected_tokens))
         else:
-            self._class(session.klass).add(added, 1.0, tokens, tokens * tokens)
+            self._class(session.klass).add(added, 1.0, tokens, tokens * tokens, self.prior_tokens)
         return added
 
     def needed(self, replica: Replica, added: Load) -> float:
@@ -157,15 +161,15 @@ class Forecast:
         load.sum_up()
 
     # --- the control step --------------------------------------------------------------------------------------
-    def step(self, prior_tokens: float) -> None:
-        self._prior_tokens = prior_tokens
-        classes = [klass for klass in self._ledger.classes if klass.demand]
-        longest_s = max((klass.profile.growing_s for klass in classes), default=0.0)
+    def step(self) -> None:
+        classes = self._ledger.classes
+        wanted = [klass for klass in classes if klass.demand] or classes
+        longest_s = max((klass.profile.growing_s for klass in wanted), default=0.0)
         for klass in classes:
             table = self._class(klass)
-            table.prior_tokens = prior_tokens
             table.doubt = klass.profile.doubt
             table.rate = klass.profile.growth_per_s
+            table.turn_tokens = klass.profile.turn_tokens
             table.growth = [table.rate * part * longest_s for part in HORIZONS]
         self._rebuild_replicas()
 
@@ -205,5 +209,5 @@ class Forecast:
             cell[1] += tokens
             cell[2] += tokens * tokens
         for key, (sessions, held, squares) in cells.items():
-            self._classes[key // BINS].add(load, sessions, held, squares)
+            self._classes[key // BINS].add(load, sessions, held, squares, self.prior_tokens)
         load.sum_up()

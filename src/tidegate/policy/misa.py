@@ -7,6 +7,9 @@ replica with less of a class than its part of the pool's demand is credited with
 the class. kbar and That come from running sessions as well as from ended ones (estimators.py). Rounding is feasible by
 default (apportion.py), or the paper's with misa.floor = paper.
 
+A class that has earned a slot, but for whose large sessions no memory comes free for a residency, has a replica kept
+for it until its head has entered.
+
 Of several classes that wait, the one with the lowest ratio of live sessions to its cap over all replicas goes first.
 """
 
@@ -34,6 +37,7 @@ class Misa(SessionAdmission):
         self._fractions: list[list[float]] = []
         self._apportioner = Apportioner()
         self._served_s = 0.0
+        self._kept: dict[int, int] = {}  # replica slot: the only class that may enter it just now
         self._next_slot = 0
 
     def weight(self, klass: ClassLedger) -> float:
@@ -49,6 +53,9 @@ class Misa(SessionAdmission):
         return super().enter(request)
 
     def refuse_class(self, replica: Replica, klass: ClassLedger) -> Choice | None:
+        kept_for = self._kept.get(replica.slot)
+        if kept_for is not None and kept_for != klass.index:
+            return Choice(None, "reserved", {"sessions": len(replica.live)})
         count = replica.class_live[klass.index]
         cap = self.class_cap(replica, klass)
         if count < cap:
@@ -73,6 +80,31 @@ class Misa(SessionAdmission):
         super().tick()
         self._serve()
         self._apportion()
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """A starving class with a free slot gets a replica to itself until its head has entered: small sessions would
+        take every gap for ever. Largest sessions first."""
+        kept: dict[int, int] = {}
+        waiting = [klass for klass in self.ledger.classes if klass.held and self._starves(klass)]
+        for klass in sorted(waiting, key=lambda k: (-self.kbar_tokens(k), k.index)):
+            mine = [slot for slot, index in self._kept.items() if index == klass.index and self._fits(slot, klass)]
+            free = mine or [slot for slot in members(self.ledger.usable) if self._fits(slot, klass)]
+            free = [slot for slot in free if slot not in kept]
+            if free:
+                kept[min(free, key=lambda s: (self.forecast.of(self.ledger.at(s)).peak_tokens, s))] = klass.index
+        self._kept = kept
+
+    def _starves(self, klass: ClassLedger) -> bool:
+        """Nothing of it entered for a residency, though it has earned a slot."""
+        patience_s = max(3.0 * self.params.misa.turn_s, klass.profile.residency_s)
+        return self._apportioner.deficit_of(klass.index) >= 1.0 and self.ledger.now_r - klass.entered_r > patience_s
+
+    def _fits(self, slot: int, klass: ClassLedger) -> bool:
+        if not self.ledger.usable >> slot & 1:
+            return False
+        replica = self.ledger.at(slot)
+        return replica.class_live[klass.index] < self.class_cap(replica, klass)
 
     def _serve(self) -> None:
         """Deficits: what each class is entitled to against what it has."""

@@ -159,18 +159,19 @@ class OccupancyParams(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=1,
-            description="C_w = this part of a replica's KV: partly filled blocks and running prefills take some of it.",
+            description="C_w = this part of a replica's KV: partly filled blocks, blocks of ended sessions that were "
+            "used last, and the error of the forecast take the rest, in proportion to the memory.",
         ),
-    ] = 0.95
+    ] = 0.9
     deviations: Annotated[
         float,
         Meta(
             ge=0,
-            description="Standard deviations kept free above the expected occupancy: past the edge everything is "
-            "evicted before it is used again, so 2 (1 chance in 40) is cheap. Counts for much with few sessions, for "
-            "little with many.",
+            description="Standard deviations kept free above the expected occupancy, besides the unprotected part: "
+            "past the edge all is evicted before it is used again. Counts for much with few sessions, for little with "
+            "many.",
         ),
-    ] = 2.0
+    ] = 1.0
     sessions_per_step: Annotated[
         int,
         Meta(ge=1, description="Sessions gone through per control step to rebuild forecasts: about 2 ms."),

@@ -14,6 +14,7 @@ PLACE: Final[dict[str, str]] = {
 HOLD: Final[dict[str, str]] = {
     "replica_cap": "every replica holds as many sessions as its cap allows",
     "class_cap": "the class holds as many sessions as its share allows",
+    "reserved": "the replicas with room are kept for a class that waits for a slot as large as its sessions",
     "occupancy": "the expected footprints of the live sessions leave no room for one more",
     "pressure": "as replica_cap, with the cap contracted by confirmed pressure",
     "capacity_unknown": "no replica with room reports its KV capacity",

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tidegate import types as t
 from tidegate.policy import policies
 from tidegate.policy.control import control_step
 from tidegate.policy.entities import HELD, LIVE, OPENED, ClassLedger, Request, Session
@@ -22,31 +23,6 @@ from tidegate.policy.holds import Holds
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
 from tidegate.policy.views import estimates, pool_view
-from tidegate.types import (
-    AnyDecision,
-    AnyEvent,
-    EpochStarted,
-    Hold,
-    MixtureSet,
-    Place,
-    PoolPaused,
-    PoolResumed,
-    PoolView,
-    Reject,
-    ReplicaAdded,
-    ReplicaHealth,
-    ReplicaRemoved,
-    ReplicaReset,
-    ReplicaResidency,
-    ReplicaSample,
-    RequestArrived,
-    RequestEnded,
-    RequestProgress,
-    RequestReturned,
-    SessionFinished,
-    SessionOpened,
-    Tick,
-)
 
 
 class Scheduler:
@@ -55,27 +31,27 @@ class Scheduler:
         self.ledger = Ledger(params)
         self.policy = policies()[policy](self.ledger, params, seed)
         self.holds = Holds()
-        self._out: list[AnyDecision] = []
+        self._out: list[t.AnyDecision] = []
         self._room = False  # something changed that may let a held session in
         self._go_on = False  # something changed that may let a held continuation run
         self._on: dict[type, Callable[[Any], None]] = {
-            RequestArrived: self._arrived,
-            RequestEnded: self._ended,
-            RequestProgress: self._progressed,
-            RequestReturned: self._returned,
-            SessionOpened: self._opened,
-            SessionFinished: self._finished,
-            ReplicaAdded: self._replica_added,
-            ReplicaRemoved: self._replica_removed,
-            ReplicaHealth: self._replica_health,
-            ReplicaSample: self._replica_sample,
-            ReplicaResidency: self._replica_residency,
-            ReplicaReset: self._replica_reset,
-            PoolPaused: self._paused,
-            PoolResumed: self._resumed,
-            EpochStarted: self._epoch_started,
-            MixtureSet: self._mixture_set,
-            Tick: self._tick,
+            t.RequestArrived: self._arrived,
+            t.RequestEnded: self._ended,
+            t.RequestProgress: self._progressed,
+            t.RequestReturned: self._returned,
+            t.SessionOpened: self._opened,
+            t.SessionFinished: self._finished,
+            t.ReplicaAdded: self._replica_added,
+            t.ReplicaRemoved: self._replica_removed,
+            t.ReplicaHealth: self._replica_health,
+            t.ReplicaSample: self._replica_sample,
+            t.ReplicaResidency: self._replica_residency,
+            t.ReplicaReset: self._replica_reset,
+            t.PoolPaused: self._paused,
+            t.PoolResumed: self._resumed,
+            t.EpochStarted: self._epoch_started,
+            t.MixtureSet: self._mixture_set,
+            t.Tick: self._tick,
         }
 
     # --- the surface -------------------------------------------------------------------------------------------
@@ -91,9 +67,9 @@ class Scheduler:
     def prefix_chunk_tokens(self) -> int:
         return self.policy.prefix_chunk_tokens
 
-    def handle(self, event: AnyEvent) -> list[AnyDecision]:
+    def handle(self, event: t.AnyEvent) -> list[t.AnyDecision]:
         self.ledger.advance(event.at_s)
-        out: list[AnyDecision] = []
+        out: list[t.AnyDecision] = []
         self._out = out
         self._on[type(event)](event)
         if self._room or self._go_on:
@@ -103,14 +79,14 @@ class Scheduler:
                 self._room = self._go_on = False
         return out
 
-    def view(self, now_s: float) -> PoolView:
+    def view(self, now_s: float) -> t.PoolView:
         return pool_view(self, now_s)
 
     def estimates(self, now_s: float) -> dict[str, object]:
         return estimates(self, now_s)
 
     # --- requests ----------------------------------------------------------------------------------------------
-    def _arrived(self, event: RequestArrived) -> None:
+    def _arrived(self, event: t.RequestArrived) -> None:
         session = self._session_of(event)
         if session is None:
             self._out.append(self._reject(event.request, "session_table_full"))
@@ -123,7 +99,7 @@ class Scheduler:
         else:
             self._enter(request)
 
-    def _session_of(self, event: RequestArrived) -> Session | None:
+    def _session_of(self, event: t.RequestArrived) -> Session | None:
         ledger = self.ledger
         if event.session is None:
             return ledger.open(f"request:{event.request}", event.workload, event.group, listed=False)
@@ -172,7 +148,7 @@ class Scheduler:
         else:
             self.ledger.hold(request)
             self.holds.add_new(request)
-            self._out.append(Hold(request=request.id, session=request.session.id, reason=reason, inputs=inputs))
+            self._out.append(t.Hold(request=request.id, session=request.session.id, reason=reason, inputs=inputs))
 
     def _proceed(self, request: Request) -> None:
         """A request of an admitted session: it runs, or waits; it is never refused."""
@@ -198,7 +174,7 @@ class Scheduler:
         if not request.held:
             self.ledger.hold(request)
             self.holds.add_continuation(request)
-            self._out.append(Hold(request=request.id, session=request.session.id, reason=reason))
+            self._out.append(t.Hold(request=request.id, session=request.session.id, reason=reason))
 
     def _place(self, request: Request, replica: Any, reason: str, inputs: dict[str, float]) -> None:
         if request.held:
@@ -206,15 +182,15 @@ class Scheduler:
         self.ledger.place(request, replica)
         self.policy.placed(request, replica)
         self._out.append(
-            Place(request=request.id, replica=replica.url, session=request.session.id, reason=reason, inputs=inputs)
+            t.Place(request=request.id, replica=replica.url, session=request.session.id, reason=reason, inputs=inputs)
         )
 
-    def _progressed(self, event: RequestProgress) -> None:
+    def _progressed(self, event: t.RequestProgress) -> None:
         request = self.ledger.requests.get(event.request)
         if request is not None:
             self.ledger.progress(request, event.completion_tokens)
 
-    def _returned(self, event: RequestReturned) -> None:
+    def _returned(self, event: t.RequestReturned) -> None:
         request = self.ledger.requests.get(event.request)
         if request is None or request.replica is None:
             return
@@ -223,7 +199,7 @@ class Scheduler:
         self.ledger.take_back(request)
         self._proceed(request)
 
-    def _ended(self, event: RequestEnded) -> None:
+    def _ended(self, event: t.RequestEnded) -> None:
         request = self.ledger.requests.get(event.request)
         if request is None:
             return
@@ -247,8 +223,8 @@ class Scheduler:
             self._end(session, "abandoned" if session.state == OPENED else "single_request")
 
     # --- refusals ----------------------------------------------------------------------------------------------
-    def _reject(self, request_id: int, reason: str) -> Reject:
-        return Reject(request=request_id, reason=reason, retry_after_s=self.params.admission.retry_after_s)
+    def _reject(self, request_id: int, reason: str) -> t.Reject:
+        return t.Reject(request=request_id, reason=reason, retry_after_s=self.params.admission.retry_after_s)
 
     def _refuse(self, request: Request, reason: str) -> None:
         """A request of a session that was never admitted."""
@@ -273,7 +249,7 @@ class Scheduler:
             self._refuse(request, "hold_timeout")
 
     # --- sessions ----------------------------------------------------------------------------------------------
-    def _opened(self, event: SessionOpened) -> None:
+    def _opened(self, event: t.SessionOpened) -> None:
         ledger = self.ledger
         session = ledger.sessions.get(event.session)
         if session is not None and ledger.expired(session):
@@ -289,7 +265,7 @@ class Scheduler:
         if event.expected_tokens is not None:
             session.expected_tokens = event.expected_tokens
 
-    def _finished(self, event: SessionFinished) -> None:
+    def _finished(self, event: t.SessionFinished) -> None:
         session = self.ledger.sessions.get(event.session)
         if session is None:
             return
@@ -316,7 +292,7 @@ class Scheduler:
                 self._end(session, "expired")
 
     # --- replicas ----------------------------------------------------------------------------------------------
-    def _replica_added(self, event: ReplicaAdded) -> None:
+    def _replica_added(self, event: t.ReplicaAdded) -> None:
         known = self.ledger.replicas.get(event.replica)
         fresh = known is None or known.removed
         replica = self.ledger.add_replica(event.replica, event.kv_capacity_tokens)
@@ -324,56 +300,56 @@ class Scheduler:
             self.policy.replica_added(replica)
         self._room = self._go_on = True
 
-    def _replica_removed(self, event: ReplicaRemoved) -> None:
+    def _replica_removed(self, event: t.ReplicaRemoved) -> None:
         replica = self.ledger.replicas.get(event.replica)
         if replica is not None:
             self.ledger.remove_replica(replica)
             self.policy.replica_removed(replica)
 
-    def _replica_health(self, event: ReplicaHealth) -> None:
+    def _replica_health(self, event: t.ReplicaHealth) -> None:
         replica = self.ledger.replicas.get(event.replica)
         if replica is not None and not replica.removed:
             self.ledger.set_health(replica, event.usable, event.reason)
             self._room = self._go_on = True
 
-    def _replica_sample(self, event: ReplicaSample) -> None:
+    def _replica_sample(self, event: t.ReplicaSample) -> None:
         replica = self.ledger.replicas.get(event.replica)
         if replica is not None and not replica.removed:
             self.ledger.sample(replica, event)
             self.policy.sampled(replica, event)
             self._room = True
 
-    def _replica_residency(self, event: ReplicaResidency) -> None:
+    def _replica_residency(self, event: t.ReplicaResidency) -> None:
         replica = self.ledger.replicas.get(event.replica)
         if replica is not None and not replica.removed:
             self.ledger.reside(replica, event)
             self.policy.resided(replica, event)
 
-    def _replica_reset(self, event: ReplicaReset) -> None:
+    def _replica_reset(self, event: t.ReplicaReset) -> None:
         replica = self.ledger.replicas.get(event.replica)
         if replica is not None:
             self.ledger.cold(replica)
             self.policy.cold(replica)
 
     # --- the pool ----------------------------------------------------------------------------------------------
-    def _paused(self, event: PoolPaused) -> None:
+    def _paused(self, event: t.PoolPaused) -> None:
         self.ledger.paused = True
 
-    def _resumed(self, event: PoolResumed) -> None:
+    def _resumed(self, event: t.PoolResumed) -> None:
         self.ledger.paused = False
         self._room = self._go_on = True
 
-    def _epoch_started(self, event: EpochStarted) -> None:
+    def _epoch_started(self, event: t.EpochStarted) -> None:
         self.ledger.epoch += 1
         for replica in self.ledger.replicas.values():
             self.ledger.cold(replica)
             self.policy.cold(replica)
 
-    def _mixture_set(self, event: MixtureSet) -> None:
+    def _mixture_set(self, event: t.MixtureSet) -> None:
         self.ledger.mixture = dict(event.shares)
         self._room = True
 
-    def _tick(self, event: Tick) -> None:
+    def _tick(self, event: t.Tick) -> None:
         self._expire()
         self._time_out()
         control_step(self.ledger)

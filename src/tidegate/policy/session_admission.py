@@ -47,10 +47,9 @@ class SessionAdmission(Sticky):
 
     def __init__(self, ledger: Ledger, params: CoreParams, seed: int) -> None:
         super().__init__(ledger, params, seed)
-        self.forecast = Forecast(ledger, params.occupancy)
         self.pressures: list[PressureCap] = []
         self.base_caps: list[int] = []
-        self.prior_tokens = prior_footprint_tokens(ledger)
+        self.forecast = Forecast(ledger, params.occupancy, prior_footprint_tokens(ledger))
         self._closed: list[int] = []  # by class: replicas found closed since they last had room freed
         self._why: list[Choice] = []  # by class: what closed the cheapest of them
         self._unknown_bits = 0  # replicas of unknown capacity or stale state, by the last look
@@ -171,6 +170,7 @@ class SessionAdmission(Sticky):
     def replica_added(self, replica: Replica) -> None:
         self._grow_slots(replica)
         self.pressures[replica.slot] = PressureCap(self.params.pressure)
+        self.forecast.prior_tokens = prior_footprint_tokens(self.ledger)
         self.base_caps[replica.slot] = self._base_cap(replica)
         self.forecast.rebuild(replica)
         if self._unknown(replica):
@@ -182,6 +182,7 @@ class SessionAdmission(Sticky):
         if self._unknown_bits & replica.bit:
             self._unknown_bits &= ~replica.bit
             self._grow_slots(replica)
+            self.forecast.prior_tokens = prior_footprint_tokens(self.ledger)
             self.base_caps[replica.slot] = self._base_cap(replica)
             self.capacities_changed()
             self._reopen(replica.bit)
@@ -195,8 +196,8 @@ class SessionAdmission(Sticky):
         now_s = ledger.now_s
         dt_s = max(0.0, now_s - self._stepped_s)
         self._stepped_s = now_s
-        self.prior_tokens = prior_footprint_tokens(ledger)
-        self.forecast.step(self.prior_tokens)
+        self.forecast.prior_tokens = prior_footprint_tokens(ledger)
+        self.forecast.step()
         for slot in members(ledger.usable):
             replica = ledger.at(slot)
             self._grow_slots(replica)
@@ -209,15 +210,18 @@ class SessionAdmission(Sticky):
         return max(1, int(self.forecast.capacity(replica) / max(1.0, self.mean_footprint_tokens())))
 
     def mean_footprint_tokens(self) -> float:
-        """The moving reference of session length: kbar over the sessions that are unfinished now."""
-        sessions, tokens = 0, 0.0
-        for klass in self.ledger.classes:
-            sessions += klass.demand
-            tokens += klass.demand * self.kbar_tokens(klass)
-        return tokens / sessions if tokens else self.prior_tokens
+        """The moving reference of session length: kbar over the sessions that are unfinished now, or, in an empty
+        pool, over those that came lately."""
+        classes = self.ledger.classes
+        weights = [float(klass.demand) for klass in classes]
+        if not any(weights):
+            weights = [klass.recent for klass in classes]
+        sessions = sum(weights)
+        tokens = sum(weight * self.kbar_tokens(klass) for weight, klass in zip(weights, classes, strict=True))
+        return tokens / sessions if sessions > 0.0 else self.forecast.prior_tokens
 
     def kbar_tokens(self, klass: ClassLedger) -> float:
-        return klass.profile.footprint_tokens or self.prior_tokens
+        return klass.profile.footprint_tokens or self.forecast.prior_tokens
 
     def _grow(self, klass: ClassLedger) -> None:
         while len(self._closed) <= klass.index:

@@ -155,7 +155,7 @@ class Pool:
         self.send(Tick(at_s=self.now_s))
         self.steps += 1
         ledger = self.scheduler.ledger
-        for url, engine in self.engines.items():
+        for url in self.engines:
             self.peak[url] = max(self.peak[url], ledger.replicas[url].tokens)
         self.over += any(ledger.replicas[url].tokens > engine.capacity for url, engine in self.engines.items())
         self.at(self.now_s + self.tick_s, self.tick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.policy.shell import Shell, held, placed
+
 from tidegate.policy.params import CoreParams, StaticCapParams
 from tidegate.types import (
     Place,

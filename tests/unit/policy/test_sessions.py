@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.unit.policy.shell import Shell, ended, held, placed, rejected
+
 from tidegate.policy.params import CoreParams, LedgerParams, StaticCapParams
 from tidegate.types import (
     EpochStarted,
