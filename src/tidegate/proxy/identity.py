@@ -119,6 +119,9 @@ class Identifier:
             check_label("group id", identity.group)
         return identity
 
+    def header_session(self, head: RequestHead) -> str | None:
+        return self._from_headers(head).session
+
     def _from_headers(self, head: RequestHead) -> Identity:
         session = workload = group = None
         final = encoded = False

@@ -32,7 +32,7 @@ from tidegate.proxy.tokens import TokenRatios
 from tidegate.proxy.usage import UsageMeter
 from tidegate.server.entry import Entry
 from tidegate.server.passing import Passing
-from tidegate.server.prefix import chunk_hashes
+from tidegate.server.prefix import chunk_bytes, chunk_hashes
 from tidegate.server.replicas import Replicas
 from tidegate.types import (
     AnyEvent,
@@ -82,6 +82,7 @@ class Driver:
         self.now_s = clock.now_s
         self.ratios = TokenRatios()
         self._event_s = self.started_s  # of the event being handled
+        self._chunk_bytes = chunk_bytes(scheduler.prefix_chunk_tokens) if scheduler.wants_prefix else 0
         self._identifier = identifier
         self._carry: dict[type, Callable[[Any], None]] = {
             Place: self._place,
@@ -148,7 +149,7 @@ class Driver:
     def wants_body(self, head: RequestHead) -> bool:
         if head.path not in INFERENCE_PATHS or head.method != "POST":
             return False
-        return self._identifier.wants_body(head) or self.scheduler.wants_prefix
+        return self._identifier.wants_body(head) or self._chunk_bytes > 0
 
     def opened(self, exchange: Exchange, body: bytes | None) -> None:
         head = exchange.head
@@ -187,7 +188,10 @@ class Driver:
         except Exception:
             self._fault(exchange.id, "ended")
             event = RequestEnded(at_s=self.now_s(), request=exchange.id, outcome=outcome)
-        self.handle(event)
+        try:
+            self.handle(event)
+        except Exception:
+            self._fault(exchange.id, "ended")
 
     # --- the life of a request ---------------------------------------------------------------------------------------
     def _arrived(self, exchange: Exchange, head: RequestHead, body: bytes | None) -> None:
@@ -205,7 +209,7 @@ class Driver:
                 workload=identity.workload,
                 group=identity.group,
                 prompt_tokens=self.ratios.estimate(head.path, size_bytes),
-                prefix=chunk_hashes(body) if body is not None and self.scheduler.wants_prefix else (),
+                prefix=chunk_hashes(body, self._chunk_bytes) if body is not None and self._chunk_bytes else (),
             )
         )
 
@@ -320,14 +324,21 @@ class Driver:
 
     def _drop(self, exchange: Exchange) -> None:
         """After a fault of ours: the request is over, for the ledger and for the client."""
-        if self._entries.pop(exchange.id, None) is not None:
-            self.handle(RequestEnded(at_s=self.now_s(), request=exchange.id, outcome="error"))
+        request = exchange.id
         try:
+            if self._entries.pop(request, None) is not None:
+                self.handle(RequestEnded(at_s=self.now_s(), request=request, outcome="error"))
             self._refuse(exchange, TidegateError("the gate failed on this request"))
         except Exception:
-            log.exception("fault while refusing", request=exchange.id)  # the data path has let go of it already
+            self._fault(request, "drop")  # the data path has let go of it already, or the scheduler is at fault
 
     # --- what others may look at -------------------------------------------------------------------------------------
+    def home(self, head: RequestHead) -> ReplicaId | None:
+        """Where the session that the headers name has its KV, if it is known."""
+        session = self._identifier.header_session(head)
+        known = self.scheduler.ledger.sessions.get(session) if session is not None else None
+        return known.replica.url if known is not None and known.replica is not None else None
+
     def held(self) -> Sequence[Entry]:
         return [entry for entry in self._entries.values() if entry.hold_reason is not None]
 

@@ -37,6 +37,7 @@ from tidegate.server.app import Routes, StatusApi
 from tidegate.server.control import ControlApi
 from tidegate.server.driver import Driver
 from tidegate.server.metrics_port import MetricsOnly
+from tidegate.server.mixture import MixtureApi
 from tidegate.server.passing import Passing
 from tidegate.server.pausing import Pausing
 from tidegate.server.replicas import Replicas
@@ -101,7 +102,7 @@ class Gate:
         stack.push_async_callback(client.close)
         self.replicas = driver.replicas = Replicas(config.engines, driver.observed, self.clock, client)
         stack.push_async_callback(self.replicas.close)
-        driver.passing = Passing(self.replicas.answering, driver.counters, config.server.max_attempts)
+        driver.passing = Passing(self.replicas.answering, driver.home, driver.counters, config.server.max_attempts)
         self.pausing = Pausing(self.replicas, driver.handle, self.clock)
         self.registry = registry(self.snapshot)
         routes = self._routes(scheduler)
@@ -134,7 +135,9 @@ class Gate:
         )
         status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state)
         workers = WorkersApi(self.replicas, scheduler, clock)
-        return Routes([*status.routes(), *sessions.routes(), *workers.routes(), *control.routes()])
+        mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
+        apis = (status, sessions, workers, mixture, control)
+        return Routes([route for api in apis for route in api.routes()])
 
     def _open_recorder(self) -> Recorder | None:
         config = self.config

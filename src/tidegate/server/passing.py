@@ -1,6 +1,7 @@
 """Requests that cost no KV (/v1/models, /tokenize, unknown paths): relayed without admission, not in the ledger.
 
-Each goes to the usable replica with the fewest of them under way, ties in turn. They pass while the pool is paused: a
+One that names a session goes to that session's replica (a stored response, say, is nowhere else); any other to the
+usable replica with the fewest of them under way, ties in turn. They pass while the pool is paused: a
 trainer asks /v1/models then. A GET that fails before its first byte may try another replica; so may any other method,
 because the data path returns it only when no byte of an answer was seen.
 """
@@ -13,13 +14,21 @@ from collections.abc import Callable, Sequence
 
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.observe.counters import Counters
-from tidegate.proxy.seam import Exchange
+from tidegate.proxy.seam import Exchange, RequestHead
 from tidegate.types import Outcome, ReplicaId
 
 
 class Passing:
-    def __init__(self, usable: Callable[[], Sequence[ReplicaId]], counters: Counters, max_attempts: int) -> None:
+    def __init__(
+        self,
+        usable: Callable[[], Sequence[ReplicaId]],
+        home: Callable[[RequestHead], ReplicaId | None],
+        counters: Counters,
+        max_attempts: int,
+    ) -> None:
+        """`home`: the replica of the session that a request's headers name."""
         self._usable = usable
+        self._home = home
         self._counters = counters
         self._max_attempts = max_attempts
         self._on: dict[int, ReplicaId] = {}
@@ -58,8 +67,12 @@ class Passing:
         if not usable:
             self._refuse(exchange, otherwise)
             return
-        first = next(self._turn) % len(usable)
-        replica = min(usable[first:] + usable[:first], key=self._loads.__getitem__)
+        home = self._home(exchange.head)
+        if home in usable:
+            replica = home
+        else:
+            first = next(self._turn) % len(usable)
+            replica = min(usable[first:] + usable[:first], key=self._loads.__getitem__)
         self._on[exchange.id] = replica
         self._loads[replica] += 1
         exchange.place(replica)

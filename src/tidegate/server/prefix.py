@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-CHUNK_BYTES = 1024  # 180-250 tokens: fine enough for a share of the prompt, some 200 hashes for 32k ids
-MAX_CHUNKS = 512  # beyond half a megabyte the share of the rest no longer changes a choice
+from tidegate.proxy.tokens import PRIOR_TOKENS_PER_BYTE
+
+MAX_CHUNKS = 1024  # 256k tokens at a policy's 256 a chunk: beyond it the share of the rest changes no choice
 
 
-def chunk_hashes(body: bytes) -> tuple[int, ...]:
+def chunk_bytes(chunk_tokens: int) -> int:
+    """Of a chunk of about so many tokens. Not by the learned ratio: equal prefixes must keep equal chunks."""
+    return round(chunk_tokens / PRIOR_TOKENS_PER_BYTE)
+
+
+def chunk_hashes(body: bytes, size: int) -> tuple[int, ...]:
     """Of whole chunks only: the last one differs with every turn."""
     running = blake2b(digest_size=8)
     hashes = []
-    for start in range(0, min(len(body), MAX_CHUNKS * CHUNK_BYTES) - CHUNK_BYTES + 1, CHUNK_BYTES):
-        running.update(body[start : start + CHUNK_BYTES])
+    for start in range(0, min(len(body), MAX_CHUNKS * size) - size + 1, size):
+        running.update(body[start : start + size])
         hashes.append(int.from_bytes(running.digest(), "big") >> 1)  # 63 bits: fits a signed integer in any log reader
     return tuple(hashes)

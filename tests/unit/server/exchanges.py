@@ -79,7 +79,7 @@ class Shell:
         self.replicas = FakeReplicas()
         self.driver.replicas = self.replicas  # type: ignore[assignment]
         self.up: list[ReplicaId] = []
-        self.driver.passing = Passing(lambda: self.up, self.driver.counters, 3)
+        self.driver.passing = Passing(lambda: self.up, self.driver.home, self.driver.counters, 3)
         self._ids = itertools.count(1)
 
     def add(self, *urls: ReplicaId) -> None:

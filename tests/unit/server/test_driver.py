@@ -9,6 +9,7 @@ from tests.unit.server.exchanges import JSON, A, B, Shell
 
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
+from tidegate.server.prefix import chunk_hashes
 from tidegate.types import PoolPaused, PoolResumed, ReplicaHealth, SessionFinished
 
 EMPTY_ABORT = json.dumps({"choices": [{"text": "", "finish_reason": "abort"}]}).encode()
@@ -212,6 +213,17 @@ def test_a_fault_while_accounting_still_ends_the_request(shell: Shell, monkeypat
     assert shell.at_rest
 
 
+def test_a_fault_of_the_scheduler_is_contained(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = shell.scheduler.handle
+    monkeypatch.setattr(shell.scheduler, "handle", lambda event: 1 / 0)
+    exchange = shell.open("s")
+    shell.driver.ended(exchange, "aborted", None)
+    monkeypatch.setattr(shell.scheduler, "handle", handle)
+    assert shell.driver.counters.faults >= 1
+    shell.answer(shell.open("s"))
+    assert shell.at_rest
+
+
 def test_a_second_end_is_ignored(shell: Shell) -> None:
     exchange = shell.open("s")
     shell.answer(exchange)
@@ -245,6 +257,17 @@ def test_other_paths_are_spread_over_replicas_and_stay_out_of_the_ledger(shell: 
     assert shell.at_rest
 
 
+def test_one_that_names_a_session_goes_where_that_session_is(shell: Shell) -> None:
+    homes = {}
+    for session in ("s", "t"):
+        exchange = shell.open(session)
+        homes[session] = exchange.placed[0]
+        shell.answer(exchange)
+    assert len(set(homes.values())) == 2
+    for session, home in homes.items():
+        assert [shell.open(session, path="/v1/responses/x", method="GET").placed[0] for _ in range(3)] == [home] * 3
+
+
 def test_they_pass_while_the_pool_is_paused(shell: Shell) -> None:
     shell.driver.handle(PoolPaused(at_s=10.0))
     assert shell.open(path="/v1/models", method="GET").placed
@@ -267,6 +290,19 @@ def test_without_a_replica_they_are_refused_at_once() -> None:
     exchange = Shell().open(path="/v1/models", method="GET")
     assert exchange.rejected is not None
     assert (exchange.rejected.status, exchange.rejected.reason) == (503, "no_replica")
+
+
+# --- prefixes --------------------------------------------------------------------------------------------------------
+def test_a_policy_that_routes_by_prefix_gets_hashes_of_the_body_and_others_an_unread_body() -> None:
+    shell = Shell("cache_aware")
+    shell.add(A, B)
+    shared = b'{"prompt": "' + b"x" * 8000
+    homes = [shell.open(f"s{number}", shared + str(number).encode() + b'"}').placed[0] for number in range(4)]
+    assert len(set(homes)) == 1
+    assert chunk_hashes(shared, 1280)[:6] == chunk_hashes(shared[:8000] + b"other" * 999, 1280)[:6]
+    assert chunk_hashes(shared, 1280)[0] != chunk_hashes(b"y" + shared, 1280)[0]
+    assert chunk_hashes(b"short", 1280) == ()
+    assert not Shell().driver.wants_body(Shell().exchange("s").head)
 
 
 # --- shutdown --------------------------------------------------------------------------------------------------------

@@ -184,6 +184,25 @@ async def test_a_utf_8_header_and_a_query_name_the_same_session(gate: Gate, clie
     assert said["known"] is True
 
 
+# --- mixture ---------------------------------------------------------------------------------------------------------
+async def test_the_trainer_sets_and_forgets_its_mixture(gate: Gate, client: aiohttp.ClientSession) -> None:
+    for name in ("a", "b"):
+        await complete(client, gate, name, **{"X-Workload-Class": name})
+    assert (await call(client, gate, "GET", "/mixture"))[1]["given"] is False
+    status, said = await call(client, gate, "PUT", "/mixture", json={"shares": {"a": 3, "b": 1}})
+    assert (status, said["shares"]) == (200, {"a": 0.75, "b": 0.25})
+    assert state(gate)["classes"]["a"]["share"] == 0.75
+    assert (await call(client, gate, "GET", "/mixture"))[1] == {"given": True, "shares": said["shares"]}
+    await call(client, gate, "DELETE", "/mixture")
+    assert (await call(client, gate, "GET", "/mixture"))[1]["given"] is False
+
+
+@pytest.mark.parametrize("shares", [None, {}, [1], {"a": -1}, {"a": "x"}, {"a": True}, {"a": 0}])
+async def test_a_mixture_that_is_none_is_refused(shares: Any, gate: Gate, client: aiohttp.ClientSession) -> None:
+    status, said = await call(client, gate, "PUT", "/mixture", json={"shares": shares})
+    assert (status, said["error"]["code"]) == (400, "invalid_field")
+
+
 # --- workers ---------------------------------------------------------------------------------------------------------
 async def test_workers_have_vllm_routers_shapes(gate: Gate, client: aiohttp.ClientSession) -> None:
     urls = gate.replicas.urls

@@ -1,0 +1,68 @@
+"""The trainer's target mixture: which share of the completed rollouts each workload class shall have.
+
+    PUT    /mixture   {"shares": {"agentic": 0.5, "rlvr": 0.3, "rlhf": 0.2}}
+    GET    /mixture   the shares in force, by class, given or learned from what arrives
+    DELETE /mixture   back to learning
+
+Shares are relative: they are scaled to a sum of 1. A class without a share has none, as long as a mixture is set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.clock import Clock
+from tidegate.errors import RequestError
+from tidegate.proxy.identity import check_label
+from tidegate.server.answers import answer, read_fields
+from tidegate.types import AnyEvent, MixtureSet, PoolView, WorkloadClass
+
+
+class MixtureApi:
+    def __init__(self, handle: Callable[[AnyEvent], None], view: Callable[[], PoolView], clock: Clock) -> None:
+        self._handle = handle
+        self._view = view
+        self._clock = clock
+        self._given: dict[WorkloadClass, float] = {}
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/mixture", self.show, methods=["GET"]),
+            Route("/mixture", self.put, methods=["PUT", "POST"]),
+            Route("/mixture", self.forget, methods=["DELETE"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        shares = self._given or {name: klass.share for name, klass in self._view().classes.items()}
+        return answer({"given": bool(self._given), "shares": shares})
+
+    async def put(self, request: Request) -> Response:
+        return self._set(_shares((await read_fields(request)).get("shares")))
+
+    async def forget(self, request: Request) -> Response:
+        return self._set({})
+
+    def _set(self, shares: dict[WorkloadClass, float]) -> Response:
+        self._given = shares
+        self._handle(MixtureSet(at_s=self._clock.now_s(), shares=shares))
+        return answer({"status": "ok", "shares": shares})
+
+
+def _shares(given: Any) -> dict[WorkloadClass, float]:
+    if not isinstance(given, dict) or not given:
+        raise RequestError("give shares: an object of workload class to share", reason="invalid_field", param="shares")
+    for name, share in given.items():
+        check_label("workload class", name)
+        number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not number or not math.isfinite(share) or share < 0:
+            raise RequestError(f"the share of {name!r} is not a number >= 0", reason="invalid_field", param="shares")
+    total = sum(given.values())
+    if total <= 0:
+        raise RequestError("all shares are 0", reason="invalid_field", param="shares")
+    return {name: share / total for name, share in given.items()}
