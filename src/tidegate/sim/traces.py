@@ -90,16 +90,22 @@ def _parse(line: bytes) -> TraceSession:
     return session
 
 
+def check_session(session: TraceSession) -> str | None:
+    """What is wrong with it, if anything."""
+    return next(_problems(session), None)
+
+
 def _problems(session: TraceSession) -> Iterator[str]:
     if not session.session or not session.workload:
         yield "session and workload must not be empty"
     if not session.turns:
         yield "no turns"
-    if not 0 <= session.shared_prefix_tokens <= session.turns[0].prompt_tokens:
-        yield f"shared_prefix_tokens {session.shared_prefix_tokens} is not within the first prompt"
+        return
     for index, turn in enumerate(session.turns):
         for problem in _turn_problems(turn):
             yield f"turn {index}: {problem}"
+    if not 0 <= session.shared_prefix_tokens <= session.turns[0].prompt_tokens:
+        yield f"shared_prefix_tokens {session.shared_prefix_tokens} is not within the first prompt"
     if session.turns[0].prefix_tokens:
         yield f"turn 0: prefix {session.turns[0].prefix_tokens} of a turn before it, and there is none"
     for index, (before, turn) in enumerate(pairwise(session.turns), start=1):
