@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich import box
+from rich.table import Table
 
-from tidegate.cli.bench import write_json
+from tidegate.cli.sim_options import (
+    Bar,
+    Chosen,
+    html_option,
+    json_option,
+    processes_option,
+    scenario_options,
+    seeds_option,
+    set_option,
+    show_rows,
+    wide_console,
+    write_html,
+    write_json,
+)
 from tidegate.errors import ConfigError
-from tidegate.sim.compare import Row, compare, row, run_all
-from tidegate.sim.compare import jobs as planned_jobs
-from tidegate.sim.overrides import policy_choice
+from tidegate.sim.advice import Advice, advise, populations
+from tidegate.sim.compare import Comparison, compare
+from tidegate.sim.fit import Fit, fit
+from tidegate.sim.formats import read_sessions, write_sessions
+from tidegate.sim.measure import measure
+from tidegate.sim.overrides import PolicyChoice, policy_choice
 from tidegate.sim.scenario import Scenario
-from tidegate.sim.scenarios import SCENARIOS, from_trace, scenario
-from tidegate.sim.tables import comparison_tables
+from tidegate.sim.score import Interval
+from tidegate.sim.tables import number
 
-TABLE_COLUMNS = 110  # a table in a pipe must not be cut
 DEFAULT_POLICIES = "consistent_hash,sticky_least_loaded,misa_t"
 
 
@@ -33,128 +49,191 @@ def sim() -> None:
     """
 
 
-def _scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--skip-bad", is_flag=True, help="Leave bad lines of the trace out, and say which."),
-        click.option("--duration-s", type=click.FloatRange(0, min_open=True), help="Measured time, in model seconds."),
-        click.option("--warmup-s", type=click.FloatRange(0), help="Before the measured time."),
-        click.option("--replicas", type=click.IntRange(1), help="How many, of the scenario's first kind."),
-        click.option("--in-flight", metavar="N[,N]", help="Sessions that the trainer keeps open."),
-        click.option(
-            "--trace", type=click.Path(dir_okay=False), help="Recorded sessions, on the replicas of `steady`."
-        ),
-        click.option("--scenario", "names", metavar="NAME[,NAME]", help=f"Of {', '.join(SCENARIOS)}. [steady]"),
-    ):
-        command = option(command)
-    return command
-
-
-_json_option = click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the rows here.")
-_set_option = click.option("--set", "settings", multiple=True, metavar="POLICY.PARAM=VALUE", help="For all policies.")
-_processes_option = click.option("--processes", type=click.IntRange(1), help="Default: one a core.")
-
-
 @sim.command("compare")
-@_scenario_options
+@scenario_options
 @click.option(
     "--policies", default=DEFAULT_POLICIES, show_default=True, metavar="P[,P]", help="NAME or NAME:PARAM=VALUE."
 )
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Runs of each, seeds 0 to N-1.")
-@_set_option
-@_processes_option
-@_json_option
+@seeds_option
+@set_option
+@processes_option
+@json_option
+@html_option
 def compare_command(
-    policies: str, seeds: int, settings: tuple[str, ...], processes: int | None, json_path: str | None, **given: Any
+    policies: str,
+    seeds: int,
+    settings: tuple[str, ...],
+    processes: int | None,
+    json_path: str | None,
+    html_path: str | None,
+    **given: Any,
 ) -> None:
     """Policies x scenarios x seeds. The best contract rate stands in bold; raw sessions per minute never rank."""
     choices = [policy_choice(text, settings) for text in policies.split(",")]
-    scenarios = _scenarios(**given)
-    with _progress("runs") as show:
-        rows = compare(scenarios, choices, seeds, processes=processes, progress=show)
-    show_rows(rows)
-    if json_path is not None:
-        write_json(Path(json_path), rows)
+    _compare(_scenarios(given), choices, range(seeds), processes, json_path, html_path)
 
 
 @sim.command("run")
-@_scenario_options
+@scenario_options
 @click.option("--policy", default="misa_t", show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@_set_option
-@_json_option
-def run_command(policy: str, seed: int, settings: tuple[str, ...], json_path: str | None, **given: Any) -> None:
-    """One run."""
-    choice = policy_choice(policy, settings)
-    planned = [msgspec.structs.replace(job, seed=seed) for job in planned_jobs(_scenarios(**given), [choice], seeds=1)]
-    with _progress("runs") as show:
-        results = run_all(planned, 1, show)
-    pairs = list(zip(results[::2], results[1::2], strict=True))  # the unbounded run comes before each
-    show_rows([row(result, limit.score.contract_per_min) for limit, result in pairs])
-    if json_path is not None:
-        write_json(Path(json_path), [result for _, result in pairs])
+@set_option
+@json_option
+@html_option
+def run_command(
+    policy: str, seed: int, settings: tuple[str, ...], json_path: str | None, html_path: str | None, **given: Any
+) -> None:
+    """One run, with everything that is known of it in the JSON."""
+    comparison = _compare(_scenarios(given), [policy_choice(policy, settings)], [seed], 1, None, html_path)
+    write_json(json_path, comparison.runs)
 
 
-def _scenarios(
-    names: str | None,
-    trace: str | None,
-    in_flight: str | None,
-    replicas: int | None,
-    warmup_s: float | None,
-    duration_s: float | None,
-    skip_bad: bool,
-) -> list[Scenario]:
-    if names and trace:
-        raise ConfigError("give --scenario or --trace, not both", reason="invalid_setting")
-    named = (
-        [from_trace(Path(trace), skip_bad=skip_bad)] if trace else [scenario(n) for n in (names or "steady").split(",")]
-    )
-    populations = [int(text) for text in in_flight.split(",")] if in_flight else [None]
-    return [_changed(each, n, replicas, warmup_s, duration_s) for each in named for n in populations]
+@sim.command("sweep")
+@scenario_options
+@click.option("--policy", default="static_cap", show_default=True)
+@click.option("--param", default="static_cap.cap", show_default=True, metavar="POLICY.PARAM")
+@click.option("--values", required=True, metavar="V,V[,V]", help="What the parameter is set to.")
+@seeds_option
+@set_option
+@processes_option
+@json_option
+@html_option
+def sweep_command(
+    policy: str,
+    param: str,
+    values: str,
+    seeds: int,
+    settings: tuple[str, ...],
+    processes: int | None,
+    json_path: str | None,
+    html_path: str | None,
+    **given: Any,
+) -> None:
+    """One policy over the values of one of its parameters."""
+    own = param.removeprefix(f"{policy}.")
+    choices = [policy_choice(f"{policy}:{own}={value.strip()}", settings) for value in values.split(",")]
+    _compare(_scenarios(given), choices, range(seeds), processes, json_path, html_path)
 
 
-def _changed(
-    base: Scenario, in_flight: int | None, replicas: int | None, warmup_s: float | None, duration_s: float | None
-) -> Scenario:
-    changed = base
-    if in_flight is not None:
-        changed = msgspec.structs.replace(changed, trainer=msgspec.structs.replace(base.trainer, in_flight=in_flight))
-    if replicas is not None:
-        spec = msgspec.structs.replace(base.replicas[0], count=replicas)
-        changed = msgspec.structs.replace(changed, replicas=(spec,))
-    if warmup_s is not None:
-        changed = msgspec.structs.replace(changed, warmup_s=warmup_s)
-    if duration_s is not None:
-        changed = msgspec.structs.replace(changed, duration_s=duration_s)
-    return changed
+@sim.command("advise")
+@scenario_options
+@click.option(
+    "--policies", default="sticky_least_loaded,misa_t", show_default=True, metavar="P[,P]", help="To choose from."
+)
+@seeds_option
+@set_option
+@processes_option
+@json_option
+def advise_command(
+    policies: str, seeds: int, settings: tuple[str, ...], processes: int | None, json_path: str | None, **given: Any
+) -> None:
+    """How many sessions to keep in flight under which policy, and what it gains, with its uncertainty.
+
+    The scenario's number is varied from a quarter to twice; give --in-flight for another middle.
+    """
+    choices = [policy_choice(text, settings) for text in policies.split(",")]
+    scenarios = _scenarios(given)
+    if len(scenarios) != 1:
+        raise ConfigError("advice is for one scenario", reason="invalid_setting")
+    with Bar("runs") as show:
+        comparison = compare(populations(scenarios[0]), choices, range(seeds), processes=processes, progress=show)
+    advice = advise(comparison.rows)
+    wide_console().print(_advice_table(scenarios[0], advice, seeds))
+    write_json(json_path, {"advice": advice, "rows": comparison.rows})
 
 
-def show_rows(rows: list[Row]) -> None:
-    console = Console(width=max(Console().width, TABLE_COLUMNS))
-    for table in comparison_tables(rows):
-        console.print(table)
-    wall_s = sum(each.wall_s for each in rows)
-    replica_s = sum(each.simulated_s * each.replicas for each in rows)
-    console.print(f"{replica_s:,.0f} replica-seconds simulated in {wall_s:.1f} s of one core", style="dim")
-
-
-class _progress:
-    """A bar on standard error that knows its total when the first run is done."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
+@sim.command("fit")
+@click.option("--url", required=True, help="An idle engine, without /v1.")
+@click.option("--model", help="Default: the first of GET /v1/models.")
+@click.option(
+    "--longest-prompt", default=4096, show_default=True, type=click.IntRange(128), help="Tokens to measure to."
+)
+@click.option(
+    "--batched-tokens", default=2048, show_default=True, type=click.IntRange(1), help="max_num_batched_tokens."
+)
+@click.option("--vocab-size", default=2048, show_default=True, type=click.IntRange(32), help="Token ids stay below.")
+@click.option("--seed", default=0, show_default=True, help="Of the prompts; a new one, or they are cached already.")
+@json_option
+def fit_command(
+    url: str,
+    model: str | None,
+    longest_prompt: int,
+    batched_tokens: int,
+    vocab_size: int,
+    seed: int,
+    json_path: str | None,
+) -> None:
+    """Measure a live engine and fit the latency model to it; give the JSON to --latency."""
+    with Bar("measurements") as show:
+        seen = asyncio.run(
+            measure(url, model=model, longest_prompt=longest_prompt, vocab_size=vocab_size, seed=seed, progress=show)
         )
+    found = fit(seen.prefills, seen.decodes, budget_tokens=batched_tokens)
+    wide_console().print(_fit_table(found))
+    write_json(json_path, found)
 
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._progress.__enter__()
-        task = self._progress.add_task(self._what, total=None)
-        return lambda done, total: self._progress.update(task, completed=done, total=total)
 
-    def __exit__(self, *error: Any) -> None:
-        self._progress.__exit__(*error)
+@sim.command("convert")
+@click.argument("source", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--skip-bad", is_flag=True, help="Leave bad lines out, and say which.")
+def convert_command(source: Path, target: Path, skip_bad: bool) -> None:
+    """Sessions of another format to ours: rollout lengths, Mooncake, Azure CSV, or a gate's decision log."""
+    trace = read_sessions(source, skip_bad=skip_bad)
+    write_sessions(trace.sessions, target)
+    turns = sum(len(session.turns) for session in trace.sessions)
+    click.echo(f"{len(trace.sessions)} sessions, {turns} turns, {len(trace.skipped)} bad lines left out: {target}")
+    for message in trace.skipped[:20]:
+        click.echo(f"left out: {message}", err=True)
+
+
+def _scenarios(given: dict[str, Any]) -> list[Scenario]:
+    return msgspec.convert(given, Chosen).scenarios()
+
+
+def _compare(
+    scenarios: list[Scenario],
+    choices: list[PolicyChoice],
+    seeds: range | list[int],
+    processes: int | None,
+    json_path: str | None,
+    html_path: str | None,
+) -> Comparison:
+    with Bar("runs") as show:
+        comparison = compare(
+            scenarios, choices, seeds, processes=processes, progress=show, observe=html_path is not None
+        )
+    show_rows(comparison.rows)
+    write_json(json_path, comparison.rows)
+    write_html(html_path, "tidegate sim", comparison, " ".join(["tidegate", *sys.argv[1:]]))
+    return comparison
+
+
+def _advice_table(scenario: Scenario, advice: list[Advice], seeds: int) -> Table:
+    table = Table(title=f"{scenario.name}: {scenario.about}; {seeds} seeds", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("policy", no_wrap=True)
+    for name in ("sessions in flight", "contract /min", "efficiency", "gain of the best over it"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in advice:
+        gain = "best" if each.gain is None else f"x {_interval(each.gain, '.2f')}"
+        rate = _interval(each.contract_per_min, ".1f")
+        table.add_row(each.policy, str(each.in_flight), rate, number(each.efficiency, ".2f"), gain)
+    return table
+
+
+def _interval(interval: Interval, form: str) -> str:
+    return f"{interval.mean:{form}} ({interval.low:{form}}..{interval.high:{form}})"
+
+
+def _fit_table(found: Fit) -> Table:
+    table = Table(title="latency model", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("constant")
+    table.add_column("seconds", justify="right")
+    for name, value in msgspec.structs.asdict(found.latency).items():
+        table.add_row(name, f"{value:.3g}")
+    table.add_row("a request's own", f"{found.request_s:.3g}")
+    table.caption = (
+        f"relative error: prefill {100 * found.prefill_error:.0f} %, decode {100 * found.decode_error:.0f} %"
+    )
+    table.caption_justify = "left"
+    return table

@@ -16,7 +16,7 @@ from tidegate.sim.kernel import Kernel
 from tidegate.sim.rollout import Call, Rollout
 from tidegate.sim.score import RequestRecord, SessionRecord
 from tidegate.sim.workload import SessionPlan
-from tidegate.types import Reject
+from tidegate.types import Reject, WorkloadClass
 
 Over: TypeAlias = Callable[[Rollout], None]
 
@@ -36,6 +36,7 @@ class Clients:
         self.ended: list[SessionRecord] = []
         self.requests: list[RequestRecord] = []
         self.holds_s: list[tuple[float, float]] = []  # (when the wait at the gate was over, its length), of every call
+        self.block_time: list[tuple[float, WorkloadClass, float]] = []  # (end, class, token-seconds) of every call
         self.refusals = 0
         self.live: dict[str, Rollout] = {}
         self.over: Over = lambda rollout: None  # set by the trainer
@@ -152,6 +153,8 @@ class Clients:
         now_s, placed_s = self._kernel.now_s, call.first_placed_s
         assert placed_s is not None
         self.holds_s.append((placed_s, placed_s - call.arrived_s))
+        self.block_time.append((now_s, call.rollout.plan.workload, _block_time(call, placed_s, now_s)))
+        call.rollout.last_end_s = now_s
         self.requests.append(
             RequestRecord(
                 workload=call.rollout.plan.workload,
@@ -164,6 +167,13 @@ class Clients:
                 repeated_tokens=call.repeated_tokens,
             )
         )
+
+
+def _block_time(call: Call, placed_s: float, ended_s: float) -> float:
+    """What its session held, from the end of the call before it (a tool's time included) to its own end."""
+    during = (call.prompt_tokens + call.output_tokens / 2) * (ended_s - placed_s)
+    last_s = call.rollout.last_end_s
+    return during if last_s is None else during + call.rollout.repeated * (placed_s - last_s)
 
 
 def cacheable_tokens(repeated: int, prompt_tokens: int, block_tokens: int) -> int:

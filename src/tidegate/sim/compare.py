@@ -44,44 +44,51 @@ class Job(msgspec.Struct, frozen=True):
     policy: PolicyChoice
     seed: int
     unbounded: bool = False
+    observe: bool = False
 
 
 Progress = Callable[[int, int], None]
 
 
-def jobs(scenarios: Sequence[Scenario], policies: Sequence[PolicyChoice], seeds: int) -> list[Job]:
+def jobs(
+    scenarios: Sequence[Scenario], policies: Sequence[PolicyChoice], seeds: Sequence[int], *, observe: bool = False
+) -> list[Job]:
+    """`observe`: the first seed's runs with a timeline."""
     reference = policy_choice(UNBOUNDED_POLICY)
     return [
         job
         for scenario in scenarios
-        for seed in range(seeds)
+        for seed in seeds
         for job in (
             Job(unbounded(scenario), reference, seed, unbounded=True),
-            *(Job(scenario, policy, seed) for policy in policies),
+            *(Job(scenario, policy, seed, observe=observe and seed == seeds[0]) for policy in policies),
         )
     ]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    rows: list[Row]
+    runs: list[RunResult]  # one for each row
 
 
 def compare(
     scenarios: Sequence[Scenario],
     policies: Sequence[PolicyChoice],
-    seeds: int,
+    seeds: Sequence[int],
     *,
     processes: int | None = None,
     progress: Progress = lambda done, total: None,
-) -> list[Row]:
-    planned = jobs(scenarios, policies, seeds)
+    observe: bool = False,
+) -> Comparison:
+    planned = jobs(scenarios, policies, seeds, observe=observe)
     results = list(zip(planned, run_all(planned, processes, progress), strict=True))
-    limits = {
-        (job.scenario.name, result.in_flight, job.seed): result.score.contract_per_min
-        for job, result in results
-        if job.unbounded
-    }
-    return [
-        row(result, limits.get((job.scenario.name, result.in_flight, job.seed)))
-        for job, result in results
-        if not job.unbounded
-    ]
+    limits = {_key(job, result): result.score.contract_per_min for job, result in results if job.unbounded}
+    pairs = [(result, limits[_key(job, result)]) for job, result in results if not job.unbounded]
+    return Comparison([row(result, limit) for result, limit in pairs], [result for result, _ in pairs])
+
+
+def _key(job: Job, result: RunResult) -> tuple[str, int, int]:
+    return job.scenario.name, result.in_flight, job.seed
 
 
 def run_all(planned: Sequence[Job], processes: int | None, progress: Progress) -> list[RunResult]:
@@ -111,7 +118,7 @@ def _in_turn(planned: Sequence[Job], progress: Progress) -> Iterator[RunResult]:
 
 def run_job(job: Job) -> RunResult:
     choice = job.policy
-    return run(job.scenario, choice.name, job.seed, choice.params, label=choice.label)
+    return run(job.scenario, choice.name, job.seed, choice.params, label=choice.label, observe=job.observe)
 
 
 def row(result: RunResult, limit_per_min: float | None) -> Row:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tidegate.sim.traces import Trace, TraceSession, read_trace
+from tidegate.sim.formats import read_sessions
+from tidegate.sim.traces import Trace, TraceSession
 from tidegate.sim.workload import SessionSource, Workload, normalised
 from tidegate.sim.workload_names import WorkloadOptions
 from tidegate.sim.workload_sources import TraceReplay, TraceScale, linear_map
@@ -14,7 +15,7 @@ from tidegate.types import WorkloadClass
 
 def recorded_workload(options: WorkloadOptions) -> Workload:
     """Lengths and gaps as they stand; a session is cut where it would pass `options.context_tokens`."""
-    trace = read_trace(Path(options.trace), skip_bad=options.skip_bad)
+    trace = read_sessions(Path(options.trace), skip_bad=options.skip_bad)
     scale = TraceScale(prompt=linear_map(1.0), output=linear_map(1.0), limit_tokens=options.context_tokens)
     by_class: dict[WorkloadClass, list[TraceSession]] = {}
     for session in trace.sessions:

@@ -12,8 +12,8 @@ class Rollout:
     """A session under way."""
 
     __slots__ = (
-        "begun", "call", "completed", "context", "due", "ended_s", "generated", "id", "interrupted", "plan", "repeated",
-        "replica", "retries", "started_s", "turn", "version",
+        "begun", "call", "completed", "context", "due", "ended_s", "generated", "id", "interrupted", "last_end_s",
+        "plan", "repeated", "replica", "retries", "started_s", "turn", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, plan: SessionPlan, branches: Branches, started_s: float, version: int = 0) -> None:
@@ -27,6 +27,7 @@ class Rollout:
         self.version = version  # of the weights when it started
         self.call: Call | None = None  # under way
         self.replica: str | None = None  # where its last call went
+        self.last_end_s: float | None = None  # of its last answered call
         self.retries = 0  # of the turn under way
         self.begun = -1  # the last turn whose prompt was made
         self.repeated = 0  # tokens of that prompt that the session had before

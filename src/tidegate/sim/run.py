@@ -7,6 +7,7 @@ evict, placed by least live sessions and never held. `unbounded` makes that scen
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import msgspec
 
@@ -15,7 +16,9 @@ from tidegate.sim.cluster import Cluster
 from tidegate.sim.distributions import percentile
 from tidegate.sim.gate import Recorder
 from tidegate.sim.scenario import ReplicaSpec, Scenario
-from tidegate.sim.score import Score, Window, score
+from tidegate.sim.score import Score, Window, score, total_variation_pp
+from tidegate.sim.timeline import Observer, Timeline
+from tidegate.types import WorkloadClass
 
 UNBOUNDED_POLICY = "sticky_least_loaded"
 _UNBOUNDED_BLOCKS = 1 << 40
@@ -34,6 +37,11 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int  # events that the scheduler handled
     refusals: int
     repins: int
+    inventory: dict[str, int]  # sessions in flight at the end, by class
+    tv_with_inventory_pp: float | None  # of completed sessions and those in flight together
+    block_time: dict[str, float]  # token-seconds of KV, by class, of the calls answered, in the window
+    utilisation: float  # block-time / (capacity x window)
+    timeline: Timeline | None = None
 
 
 def run(
@@ -44,36 +52,50 @@ def run(
     *,
     label: str = "",
     recorder: Recorder | None = None,
+    observe: bool = False,
 ) -> RunResult:
-    """`label`: the policy's name in the result, where its parameters are part of it."""
+    """`label`: the policy's name in the result, where its parameters are part of it. `observe`: with a timeline."""
     began_s = time.perf_counter()
     cluster = Cluster(scenario, policy, params, seed, recorder=recorder)
     window = Window(scenario.warmup_s, scenario.warmup_s + scenario.duration_s)
+    observer = Observer(cluster, window.end_s) if observe else None
     cluster.run(window.start_s)
     before = _preemptions(cluster)
     cluster.run(window.end_s)
     clients = cluster.clients
+    shares = scenario.shares or cluster.workload.shares
+    inventory = dict(Counter(rollout.plan.workload for rollout in clients.live.values()))
+    block_time: dict[WorkloadClass, float] = {}
+    for at_s, workload, token_s in clients.block_time:
+        if at_s in window:
+            block_time[workload] = block_time.get(workload, 0.0) + token_s
     holds_s = [hold_s for at_s, hold_s in clients.holds_s if at_s in window]
+    scored = score(
+        [*clients.ended, *clients.open_sessions()],
+        clients.requests,
+        shares,
+        window,
+        holds_s=(percentile(holds_s, 0.5), percentile(holds_s, 0.95)) if holds_s else None,
+        preemptions=_preemptions(cluster) - before,
+    )
     return RunResult(
         scenario=scenario.name,
         policy=label or policy,
         seed=seed,
         replicas=scenario.replica_count,
         in_flight=scenario.trainer.in_flight,
-        score=score(
-            [*clients.ended, *clients.open_sessions()],
-            clients.requests,
-            scenario.shares or cluster.workload.shares,
-            window,
-            holds_s=(percentile(holds_s, 0.5), percentile(holds_s, 0.95)) if holds_s else None,
-            preemptions=_preemptions(cluster) - before,
-        ),
+        score=scored,
         simulated_s=window.end_s,
         wall_s=time.perf_counter() - began_s,
         events=cluster.kernel.events,
         decisions=cluster.gate.handled,
         refusals=clients.refusals,
         repins=cluster.gate.repins,
+        inventory=inventory,
+        tv_with_inventory_pp=total_variation_pp(Counter(scored.completed) + Counter(inventory), shares),
+        block_time=block_time,
+        utilisation=sum(block_time.values()) / (_capacity_tokens(scenario) * window.length_s),
+        timeline=observer.timeline if observer is not None else None,
     )
 
 
@@ -87,3 +109,7 @@ def unbounded(scenario: Scenario) -> Scenario:
 
 def _preemptions(cluster: Cluster) -> int:
     return cluster.lost_preemptions + sum(replica.totals().preemptions for replica in cluster.replicas.values())
+
+
+def _capacity_tokens(scenario: Scenario) -> int:
+    return sum(spec.config.num_blocks * spec.config.block_size * spec.count for spec in scenario.replicas)

@@ -12,13 +12,13 @@ from tidegate.config.nearest import suggestion
 from tidegate.errors import ConfigError
 from tidegate.sim.cpu_tier import CpuTierSpec
 from tidegate.sim.disturbances import Drift, Flip, ReplicaLoss
+from tidegate.sim.formats import read_sessions
 from tidegate.sim.hardware import PRESETS
 from tidegate.sim.latency import CPU_TINY, H100_8B
 from tidegate.sim.monitor import MonitorSpec
 from tidegate.sim.recorded import longest_context
 from tidegate.sim.replica import ReplicaConfig
 from tidegate.sim.scenario import RECORDED, ReplicaSpec, Scenario
-from tidegate.sim.traces import read_trace
 from tidegate.sim.trainer import TrainerSpec
 from tidegate.sim.workload_names import PAPER_CONTEXT_TOKENS, WorkloadOptions
 
@@ -256,7 +256,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {build.__name__.strip("_").replac
 
 def from_trace(path: Path, *, skip_bad: bool = False) -> Scenario:
     """The replicas of `steady` under recorded sessions, in contexts as long as the model takes."""
-    limit = min(longest_context(read_trace(path, skip_bad=skip_bad)) + 1, _LLAMA_CONTEXT_TOKENS)
+    limit = min(longest_context(read_sessions(path, skip_bad=skip_bad)) + 1, _LLAMA_CONTEXT_TOKENS)
     steady = _steady()
     return msgspec.structs.replace(
         steady,
