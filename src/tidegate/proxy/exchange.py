@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.proxy import chunked
 from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, RequestFraming, ResponseFraming
-from tidegate.proxy.http1_client import UpstreamConnection
+from tidegate.proxy.http1_client import UpstreamConnection, refusal
 from tidegate.proxy.http1_head import ResponseLines
 from tidegate.proxy.http1_server import ClientConnection
 from tidegate.proxy.request_body import RequestBody
@@ -167,29 +167,31 @@ class RelayExchange:
 
     # --- from the handler ---------------------------------------------------------------------------------------
     def place(self, replica: ReplicaId) -> None:
-        if self._done:
+        if not self._takes_decision():
             return
-        if not self._waiting:
-            raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
         pool = self._listener.pool
         self._replica = pool.replica(replica)
         self._waiting = False
-        # A body that will not be kept must not meet the keep-alive race.
-        replayable = (self.head.content_length or 0) <= self._listener.config.replay_bytes
-        upstream = pool.take(self._replica) if replayable else None
+        # a body that will not be kept must not meet the keep-alive race
+        kept = (self.head.content_length or 0) <= self._listener.config.replay_bytes
+        upstream = pool.take(self._replica) if kept else None
         if upstream is not None:
             self._send(upstream)
         else:
             self._connect(self._replica)
 
     def reject(self, error: TidegateError) -> None:
-        if self._done:
+        if not self._takes_decision():
             return
-        if not self._waiting:
-            raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
         self._handler = None
         self._settle("refused", error)
         self._client.reply_error(error, keep_alive=True)
+
+    def _takes_decision(self) -> bool:
+        """False: too late, the client has gone."""
+        if not (self._waiting or self._done):
+            raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
+        return not self._done
 
     def recall(self, error: ReplicaError) -> None:
         if self._done or self._upstream is None or self._status or not self._body.complete:
@@ -332,13 +334,7 @@ class RelayExchange:
         self._reply_head, self._kept_back = b"", None
         if upstream is not None:
             upstream.release(request_sent=self._body.complete)
-        error = ReplicaError(f"{self._replica.url} answered {self._status}", reason="replica_refused")
-        if self._status >= 400:
-            error.status = self._status
-        for name, value in headers:
-            if name.lower() == b"retry-after" and value.isdigit():
-                error.retry_after_s = float(value)
-        self._give_back(error)
+        self._give_back(refusal(self._replica.url, self._status, headers))
         return True
 
     def _finish(self) -> None:
@@ -351,8 +347,7 @@ class RelayExchange:
         if not early:
             self._upstream = None
             upstream.release(request_sent=complete)
-        status = self._status
-        self._settle("ok" if status < 400 else "refused" if status in (429, 503) else "error", None)
+        self._settle("ok" if self._status < 400 else "refused" if self._status in (429, 503) else "error", None)
         if not early:
             self._client.response_done(keep_alive=not self._close_ends)
 
@@ -395,7 +390,6 @@ class RelayExchange:
         if self._done:
             return
         self._done = True
-        self._waiting = False
         self._body.let_go()
         handler, self._handler = self._handler, None
         self._listener.exchange_ended()

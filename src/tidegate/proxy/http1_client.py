@@ -18,6 +18,8 @@ from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 
 if TYPE_CHECKING:
     from tidegate.proxy.pool import Pool, ReplicaPool
+    from tidegate.proxy.seam import Headers
+    from tidegate.types import ReplicaId
 
 JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
 
@@ -263,3 +265,14 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 SILENT = frozenset(("replica_closed", "response_timeout"))
+
+
+def refusal(url: ReplicaId, status: int, headers: Headers) -> ReplicaError:
+    """What a response that shall be had from another replica amounts to, should there be none."""
+    error = ReplicaError(f"{url} answered {status}", reason="replica_refused")
+    if status >= 400:
+        error.status = status
+    for name, value in headers:
+        if name.lower() == b"retry-after" and value.isdigit():
+            error.retry_after_s = float(value)
+    return error

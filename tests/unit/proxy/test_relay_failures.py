@@ -448,6 +448,39 @@ async def test_a_retry_goes_elsewhere_unseen(bench, handler_type, meter, status,
     assert handler.ends == [("ok", None)]
 
 
+async def test_a_refusal_that_nobody_takes_over_keeps_its_status(bench, handler_type) -> None:
+    async def script(side, number: int) -> None:
+        await side.request()
+        side.send(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
+
+    handler = handler_type((await bench.replica(script)).url)
+    handler.meter = RefusingMeter
+    client = await bench.client(await bench.gate(handler))
+    client.send(HELLO)
+    reply = await client.reply()
+    assert (reply.status, reply.header(b"retry-after")) == (503, b"7")
+
+
+async def test_a_recalled_request_whose_bytes_are_gone_is_answered_502(bench, handler_type) -> None:
+    asked = asyncio.Event()
+
+    async def script(side, number: int) -> None:
+        await side.request()
+        asked.set()
+        await side.gone()
+
+    handler = handler_type((await bench.replica(script)).url)
+    handler.hold = True
+    client = await bench.client(await bench.gate(handler, replay_bytes=2))
+    client.send(HELLO)
+    await handler.until(lambda: handler.held)
+    handler.held[0].place(handler.replicas[0])
+    await asyncio.wait_for(asked.wait(), 10)
+    handler.held[0].recall(LOST)
+    assert (await client.reply()).status == 502
+    assert handler.ends == [("replica_lost", LOST.reason)]
+
+
 async def test_a_retry_of_a_request_whose_bytes_are_gone_passes_on(bench, handler_type) -> None:
     async def script(side, number: int) -> None:
         await side.request()
