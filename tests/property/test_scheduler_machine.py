@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from tidegate.policy import policies, reasons
+from tidegate.policy.entities import ENDED
 from tidegate.policy.misa import Misa
 from tidegate.policy.params import (
     AdmissionParams,
@@ -110,9 +111,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         admitted_before = set(self.model.admitted)
         decisions = self.scheduler.handle(event)
         self.log.append((event, decisions))
+        self.forget_those_that_left(decisions)
         for decision in decisions:
             self.take(event, decision, admitted_before)
-        self.forget_those_that_left()
         return decisions
 
     def take(self, event: AnyEvent, decision: AnyDecision, admitted_before: set[str]) -> None:
@@ -124,14 +125,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.leaves_in_order(decision)
             model.state[decision.request] = "placed"
             model.where[decision.request] = decision.replica
-            model.admitted.add(decision.session)
+            if decision.reason == "admitted":  # others may be of a generation that has ended
+                model.admitted.add(decision.session)
         elif isinstance(decision, Hold):
             assert model.state[decision.request] in ("new", "returned")
             assert decision.reason in reasons.HOLD
             if decision.session in admitted_before:  # a continuation waits only where nothing can run
                 assert decision.reason in ("pool_paused", "no_replica")
                 assert self.scheduler.ledger.paused or decision.reason == "no_replica"
-            elif not any(decision.session in queue for queue in model.queues.values()):
+            elif self.waits_for_admission(decision):
                 klass = self.scheduler.ledger.requests[decision.request].session.klass
                 model.queues.setdefault(klass.name, []).append(decision.session)
             model.state[decision.request] = "held"
@@ -156,14 +158,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not queue or queue[0] == decision.session, (decision.session, queue)
         self.dequeue(decision.session)
 
+    def waits_for_admission(self, decision: Hold) -> bool:
+        """Its session waits since now; a request that an ended session left behind does not wait for admission."""
+        known = any(decision.session in queue for queue in self.model.queues.values())
+        return not known and self.scheduler.ledger.requests[decision.request].session.state != ENDED
+
     def dequeue(self, session: str) -> None:
         for queue in self.model.queues.values():
             if session in queue:
                 queue.remove(session)
 
-    def forget_those_that_left(self) -> None:
-        """Announced sessions stay open when their waiting requests leave."""
+    def forget_those_that_left(self, decisions: list[AnyDecision]) -> None:
+        """Announced sessions stay open, and leave the queue, when their waiting requests leave."""
         waiting = {session.id for klass in self.scheduler.ledger.classes for session in klass.queue}
+        waiting |= {decision.session for decision in decisions if isinstance(decision, Place)}
         for queue in self.model.queues.values():
             queue[:] = [session for session in queue if session in waiting]
 
