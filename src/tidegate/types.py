@@ -204,7 +204,7 @@ class Hold(Decision, frozen=True, tag="hold"):
 
     request: RequestId
     session: SessionId
-    reason: str  # replica_cap, class_cap, occupancy, pressure, capacity_unknown, stale_state, no_replica, pool_paused
+    reason: str  # replica_cap, class_cap, occupancy, queued, ...: the table is policy.reasons
     inputs: dict[str, float] = {}
 
 
@@ -222,7 +222,7 @@ class Ended(Decision, frozen=True, tag="ended"):
     session: SessionId
     replica: ReplicaId | None
     workload: WorkloadClass
-    cause: str  # finished, expired, evicted, single_request
+    cause: str  # finished, expired, evicted, single_request, abandoned
     completed: bool  # whether it counts as a completed rollout
 
 
