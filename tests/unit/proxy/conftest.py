@@ -7,8 +7,10 @@ no exchange, connection or kept byte is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import h11
@@ -220,6 +222,7 @@ class Bench:
         self.listeners: list[tuple[Listener, ScriptedHandler]] = []
         self.replicas: list[Replica] = []
         self.clients: list[ClientSide] = []
+        self.sockets = contextlib.ExitStack()
 
     async def gate(self, handler: ScriptedHandler, **config: object) -> Listener:
         listener = await serve(handler, HttpConfig(**config))  # type: ignore[arg-type]
@@ -245,6 +248,25 @@ class Bench:
         self.replicas.append(replica)
         return replica
 
+    @contextlib.contextmanager
+    def silent_port(self) -> Iterator[str]:
+        """Connecting to it hangs: its accept queue is full."""
+        with socket.socket() as listening, contextlib.ExitStack() as stack:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(0)
+            for _ in range(3):
+                filler = stack.enter_context(socket.socket())
+                filler.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filler.connect(listening.getsockname())
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def closed_port(self) -> str:
+        """Connecting to it is refused: it is taken, and nobody listens."""
+        sock = self.sockets.enter_context(socket.socket())
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
     async def echo(self) -> Replica:
         """Answers each request with its body, and notes it."""
 
@@ -263,6 +285,7 @@ class Bench:
         return client
 
     async def end(self) -> None:
+        self.sockets.close()
         for client in self.clients:
             await client.close()
         for listener, handler in self.listeners:

@@ -1,12 +1,9 @@
-"""Either side dies at each phase; meters that ask for another replica. Accounting is checked by the fixture's end."""
+"""The replica dies, at each phase. Accounting is checked by the fixture's end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-from collections.abc import Iterator
 
 import h11
 import pytest
@@ -18,29 +15,6 @@ HELLO = HEAD + b"Content-Length: 5\r\n\r\nhello"
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-@contextlib.contextmanager
-def silent_port() -> Iterator[str]:
-    """Connecting to it hangs: its accept queue is full."""
-    with socket.socket() as listening, contextlib.ExitStack() as stack:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        for _ in range(3):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                filler.connect(listening.getsockname())
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
-async def closed_port() -> str:
-    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return f"http://127.0.0.1:{port}"
-
-
-# --- the replica dies ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["refuses", "closes_at_accept", "resets_at_accept", "closes_after_request"])
 async def test_without_a_byte_of_response_the_request_goes_elsewhere(bench, handler_type, how: str) -> None:
     async def script(side, number: int) -> None:
@@ -49,7 +23,7 @@ async def test_without_a_byte_of_response_the_request_goes_elsewhere(bench, hand
         elif how == "closes_after_request":
             await side.request()
 
-    bad = await closed_port() if how == "refuses" else (await bench.replica(script)).url
+    bad = bench.closed_port() if how == "refuses" else (await bench.replica(script)).url
     good = await bench.echo()
     handler = handler_type(bad, good.url)
     client = await bench.client(await bench.gate(handler))
@@ -127,7 +101,7 @@ async def test_a_body_still_coming_follows_to_the_next_replica(bench, handler_ty
 
 async def test_a_replica_that_does_not_answer_the_connection_is_left(bench, handler_type) -> None:
     good = await bench.echo()
-    with silent_port() as silent:
+    with bench.silent_port() as silent:
         handler = handler_type(silent, good.url)
         client = await bench.client(await bench.gate(handler, connect_timeout_s=0.1))
         client.send(HELLO)
@@ -136,7 +110,7 @@ async def test_a_replica_that_does_not_answer_the_connection_is_left(bench, hand
 
 
 async def test_the_handlers_refusal_is_the_answer_when_no_replica_is_left(bench, handler_type) -> None:
-    bad = await closed_port()
+    bad = bench.closed_port()
     handler = handler_type(bad)
     client = await bench.client(await bench.gate(handler))
     for _ in range(2):  # the body was read: the connection lives on
@@ -296,169 +270,12 @@ async def test_a_replica_that_answers_early_and_then_closes(bench, handler_type)
 
 
 async def test_a_fault_in_the_handler_of_a_return_is_answered_500(bench, handler_type) -> None:
-    handler = handler_type(await closed_port())
+    handler = handler_type(bench.closed_port())
     handler.returned = lambda exchange, replica, error: 1 / 0
     client = await bench.client(await bench.gate(handler))
     client.send(HELLO)
     assert (await client.reply()).status == 500
     assert handler.ends == [("replica_lost", "internal_error")]
-
-
-# --- the client leaves --------------------------------------------------------------------------------------------
-PHASES = ["held", "held_uploading", "held_with_full_buffer", "connecting", "uploading", "stalled_upload", "waiting"]
-PHASES += ["kept_back", "streaming", "stalled_stream"]
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    with silent_port() as url:
-        yield url
-
-
-@pytest.mark.parametrize("phase", PHASES)
-async def test_a_client_that_leaves_is_seen_at_once_and_the_replica_told(bench, handler_type, silent, phase) -> None:
-    asked, left = asyncio.Event(), asyncio.Event()
-
-    async def script(side, number: int) -> None:
-        await side.head()
-        asked.set()
-        if phase in ("waiting", "kept_back"):
-            await side.reader.readexactly(5)
-        if phase == "kept_back":
-            side.send(OK + b"Content-Length: 9\r\n\r\nhel")
-        if phase == "streaming":
-            side.send(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
-        if phase == "stalled_stream":
-            side.send(OK + b"Content-Length: 100000000\r\n\r\n" + b"x" * 99_000_000)
-        if phase == "stalled_upload":
-            await handler.until(lambda: handler.ends)
-        await side.gone()
-        left.set()
-
-    replica = await bench.replica(script)
-    handler = handler_type(silent if phase == "connecting" else replica.url)
-    handler.hold = phase.startswith("held")
-    handler.meter = WaitingMeter if phase == "kept_back" else None
-    listener = await bench.gate(handler, buffer_bytes=4096, replay_bytes=4096)
-    client = await bench.client(listener)
-    if phase in ("held", "waiting", "kept_back", "streaming", "stalled_stream", "connecting"):
-        client.send(HELLO)
-    elif phase in ("held_uploading", "uploading"):
-        client.send(HEAD + b"Content-Length: 500\r\n\r\nhello")
-    else:
-        client.send(HEAD + b"Content-Length: 100000000\r\n\r\n")
-        while not listener.hangups.watching:  # until the gate stops to read
-            client.send(b"x" * 16_384)
-            await asyncio.sleep(0.001)
-    await handler.until(lambda: handler.opened_ids)
-    if not (handler.hold or phase == "connecting"):
-        await asyncio.wait_for(asked.wait(), 10)
-    if phase == "streaming":
-        await client.reader.readuntil(b"hello\r\n")
-    await asyncio.sleep(0.1)
-    assert bool(listener.hangups.watching) == (phase in ("held_with_full_buffer", "stalled_upload"))
-    assert handler.ends == []
-    await client.close()
-    await handler.until(lambda: handler.ends)
-    assert handler.ends == [("aborted", None)]
-    if asked.is_set():
-        await asyncio.wait_for(left.wait(), 10)
-    for exchange in handler.held:
-        exchange.place(replica.url)  # too late: ignored
-    assert replica.connections == (0 if handler.hold or phase == "connecting" else 1)
-
-
-async def test_a_client_that_leaves_does_not_run_its_pipelined_requests(bench, handler_type) -> None:
-    replica = await bench.echo()
-    handler = handler_type(replica.url)
-    handler.hold = True
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO * 5)
-    await handler.until(lambda: handler.held)
-    await client.close()
-    await handler.until(lambda: handler.ends)
-    assert len(handler.opened_ids) == 1
-
-
-# --- the meter's verdicts -----------------------------------------------------------------------------------------
-class WaitingMeter:
-    def request_body(self, chunk: bytes) -> None: ...
-    def response_head(self, status: int, headers: object) -> str:
-        return "wait"
-
-    def response_body(self, chunk: bytes) -> str:
-        return "wait"
-
-    def response_end(self) -> str:
-        return "wait"
-
-
-class AbortMeter(WaitingMeter):
-    """A draining engine says finish_reason abort: not a result."""
-
-    def response_head(self, status: int, headers: object) -> str:
-        self.body = b""
-        return "wait"
-
-    def response_body(self, chunk: bytes) -> str:
-        self.body += chunk
-        return "wait"
-
-    def response_end(self) -> str:
-        return "retry" if b'"abort"' in self.body else "pass"
-
-
-class RefusingMeter(WaitingMeter):
-    def response_head(self, status: int, headers: object) -> str:
-        return "retry" if status == 503 else "pass"
-
-
-ABORT = b'{"finish_reason": "abort"}'
-
-
-def answer(status: bytes, body: bytes, *, chunked: bool) -> bytes:
-    if chunked:
-        return status + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    return status + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize(
-    ("meter", "status", "body"),
-    [
-        (AbortMeter, OK, ABORT),
-        (RefusingMeter, b"HTTP/1.1 503 Busy\r\n", b"busy"),
-        (RefusingMeter, b"HTTP/1.1 503 Busy\r\n", b""),
-    ],
-)
-async def test_a_retry_goes_elsewhere_unseen(bench, handler_type, meter, status, body, chunked: bool) -> None:
-    async def script(side, number: int) -> None:
-        while True:
-            await side.request()
-            side.send(answer(status, body, chunked=chunked))
-
-    bad, good = await bench.replica(script), await bench.echo()
-    handler = handler_type(bad.url, good.url)
-    handler.meter = meter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO)
-    reply = await client.reply()
-    assert (reply.status, reply.body) == (200, b"hello")
-    assert handler.returns == [(bad.url, "replica_refused")]
-    assert handler.ends == [("ok", None)]
-
-
-async def test_a_refusal_that_nobody_takes_over_keeps_its_status(bench, handler_type) -> None:
-    async def script(side, number: int) -> None:
-        await side.request()
-        side.send(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
-
-    handler = handler_type((await bench.replica(script)).url)
-    handler.meter = RefusingMeter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO)
-    reply = await client.reply()
-    assert (reply.status, reply.header(b"retry-after")) == (503, b"7")
 
 
 async def test_a_recalled_request_whose_bytes_are_gone_is_answered_502(bench, handler_type) -> None:
@@ -479,104 +296,6 @@ async def test_a_recalled_request_whose_bytes_are_gone_is_answered_502(bench, ha
     handler.held[0].recall(LOST)
     assert (await client.reply()).status == 502
     assert handler.ends == [("replica_lost", LOST.reason)]
-
-
-async def test_a_retry_of_a_request_whose_bytes_are_gone_passes_on(bench, handler_type) -> None:
-    async def script(side, number: int) -> None:
-        await side.request()
-        side.send(answer(OK, ABORT, chunked=False))
-
-    bad = await bench.replica(script)
-    handler = handler_type(bad.url)
-    handler.meter = AbortMeter
-    client = await bench.client(await bench.gate(handler, replay_bytes=2))
-    client.send(HELLO)
-    assert (await client.reply()).body == ABORT
-
-
-async def test_a_response_kept_back_too_long_is_sent_on(bench, handler_type) -> None:
-    async def script(side, number: int) -> None:
-        await side.request()
-        side.send(OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"64\r\n%b\r\n" % (b"x" * 100) * 200)
-        await side.gone()
-
-    replica = await bench.replica(script)
-    handler = handler_type(replica.url)
-    handler.meter = WaitingMeter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO)
-    assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(OK)
-    await client.close()
-    await handler.until(lambda: handler.ends)
-
-
-async def test_a_replica_lost_while_its_head_is_kept_back_is_answered_502(bench, handler_type) -> None:
-    async def script(side, number: int) -> None:
-        await side.request()
-        side.send(OK + b"Content-Length: 10\r\n\r\nhello")
-
-    replica = await bench.replica(script)
-    handler = handler_type(replica.url)
-    handler.meter = WaitingMeter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO)
-    assert (await client.reply()).status == 502
-    assert handler.ends == [("replica_lost", "replica_closed")]
-
-
-class SeeingMeter(WaitingMeter):
-    seen: list[object]
-
-    def request_body(self, chunk: bytes) -> None:
-        self.seen.append(("request", chunk))
-
-    def response_head(self, status: int, headers: object) -> str:
-        self.seen.append(("head", status))
-        return "pass"
-
-    def response_body(self, chunk: bytes) -> str:
-        self.seen.append(("body", chunk))
-        return "pass"
-
-    def response_end(self) -> str:
-        self.seen.append(("end", None))
-        return "pass"
-
-
-async def test_a_meter_sees_each_byte_once(bench, handler_type) -> None:
-    bad, good = await closed_port(), await bench.echo()
-    handler = handler_type(bad, good.url)
-    SeeingMeter.seen = []
-    handler.meter = SeeingMeter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HEAD + b"Content-Length: 10\r\n\r\nhello")
-    await handler.until(lambda: handler.returns)
-    client.send(b"world")
-    assert (await client.reply()).body == b"helloworld"
-    assert SeeingMeter.seen == [
-        ("request", b"hello"),
-        ("request", b"world"),
-        ("head", 200),
-        ("body", b"helloworld"),
-        ("end", None),
-    ]
-
-
-class FaultyMeter(WaitingMeter):
-    def response_body(self, chunk: bytes) -> str:
-        raise RuntimeError("a fault in the meter")
-
-
-async def test_a_fault_in_a_meter_ends_its_exchange_and_no_other(bench, handler_type) -> None:
-    replica = await bench.echo()
-    handler = handler_type(replica.url)
-    handler.meter = FaultyMeter
-    client = await bench.client(await bench.gate(handler))
-    client.send(HELLO)
-    assert (await client.reply()).status == 500
-    handler.meter = None
-    client.send(HELLO)
-    assert (await client.reply()).body == b"hello"
 
 
 async def test_a_fault_in_the_handler_is_answered_500(bench, handler_type) -> None:
