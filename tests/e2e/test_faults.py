@@ -143,6 +143,24 @@ async def ask_in_words(client: aiohttp.ClientSession, gate: Gate, session: str) 
 ASK = {"token ids": ask, "streams": ask_for_a_stream, "chat": ask_in_words}
 
 
+@pytest.mark.vllm
+async def test_a_replica_told_to_end_while_idle_keeps_no_request(
+    gate: Gate, pair: list[Replica], client: aiohttp.ClientSession
+) -> None:
+    """vLLM without a running request takes some more while it shuts down, never answers them, and does not end as long
+    as their clients wait. They go elsewhere once it has stopped listening."""
+    sessions = [f"s{number}" for number in range(4)]
+    await asyncio.gather(*(turn(client, gate.url, session) for session in sessions))
+    ending, other = pair
+    assert replica_of(await gate.state(client), ending.url)["sessions"] == 2
+    ending.process.signal(signal.SIGTERM)
+    try:
+        await asyncio.gather(*(turn(client, gate.url, session) for session in sessions))
+    finally:
+        ending.process.kill()
+    assert replica_of(await gate.state(client), other.url)["sessions"] == 4
+
+
 async def test_a_restarted_replica_is_used_again_and_known_to_be_empty(
     gate: Gate, pair: list[Replica], client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 drains (SIGTERM with a shutdown timeout). Taken for a result, it would be an empty sample in the training data.
 
     chat, completions   finish_reason "abort", no text, no ids, no tool calls
-    any event stream    `[DONE]` before anything else
+    any event stream    `[DONE]` before anything generated; the usage may come before it
     generate            finish_reason "abort", no token_ids
     responses           status "cancelled", no output
     messages            stop_reason null in a finished message, no content
@@ -86,6 +86,8 @@ def _event(path: str, block: bytes) -> Sight:
         return _message_event(event)
     if path == "/v1/responses":
         return _response_event(event)
+    if event.get("choices") == []:
+        return "empty"  # usage alone
     return _choices(event)
 
 

@@ -309,6 +309,7 @@ EMPTY_ABORTS: dict[str, tuple[str, Any]] = {
 }
 EMPTY_ABORT_STREAMS: dict[str, tuple[str, bytes]] = {
     "done at once": ("/v1/completions", events()),
+    "usage alone": ("/v1/completions", events({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 0}})),
     "done after a preamble": (
         "/v1/chat/completions",
         events({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}),
