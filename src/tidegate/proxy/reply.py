@@ -29,25 +29,19 @@ class ReplyUsage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
     finish_reason: Any = None  # SGLang's, an object
 
-    @property
-    def prompt(self) -> int | None:
-        """Anthropic counts cached prompt tokens apart from its input tokens."""
-        if self.prompt_tokens is not None:
-            return self.prompt_tokens
-        if self.input_tokens is None:
-            return None
-        return self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-
-    @property
-    def completion(self) -> int | None:
-        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
-
-    @property
-    def cached(self) -> int | None:
+    def counts(self) -> tuple[int | None, int | None, int | None]:
+        """Prompt, completion and cached tokens. Anthropic counts cached prompt tokens apart from its input tokens."""
+        prompt, completion, cached = self.prompt_tokens, self.completion_tokens, self.cached_tokens
+        if completion is None:
+            completion = self.output_tokens
+        if prompt is None and self.input_tokens is not None:
+            prompt = self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
         details = self.prompt_tokens_details or self.input_tokens_details
         if details is not None:
-            return details.cached_tokens
-        return self.cache_read_input_tokens if self.cached_tokens is None else self.cached_tokens
+            cached = details.cached_tokens
+        elif cached is None:
+            cached = self.cache_read_input_tokens
+        return prompt, completion, cached
 
 
 class _Choice(msgspec.Struct):

@@ -48,6 +48,12 @@ class CountScanner:
 
     def feed(self, chunk: bytes) -> None:
         carry = self._carry
+        if not carry and chunk[-2:] == b"\n\n":  # whole events, as streams mostly come: nothing is cut
+            if _NEEDLE in chunk:
+                self._scan(chunk, 0, len(chunk))
+            elif _ABORT in chunk and not self.aborted:
+                self._look_for_abort(chunk)
+            return
         if len(chunk) <= _SMALL_CHUNK_BYTES:
             data = carry + chunk
             self._scan(data, len(carry), len(data))

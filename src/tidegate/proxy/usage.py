@@ -125,23 +125,11 @@ class UsageMeter:
 
     def response_body(self, chunk: bytes) -> Verdict:
         self._response_bytes += len(chunk)
-        kept = self._kept
-        if kept is not None and not self._stream:
-            self._kept = kept = kept + chunk if kept else chunk
-            if len(kept) <= MAX_KEPT_BYTES:
-                return "wait"
-            self._kept, chunk = None, kept
-            self._scan(chunk)
-            return "pass"
-        if self._compressed:
-            return "pass"
-        self._scan(chunk)
-        if self._stream:
-            self._count_events(chunk)
-        if kept is None:
-            return "pass"
-        self._kept = kept + chunk
-        return self._judge_stream(self._kept)
+        if self._kept is not None:
+            return self._keep(self._kept, chunk)
+        if not self._compressed:
+            self._look_at(chunk)
+        return "pass"
 
     def response_end(self) -> Verdict:
         kept, self._kept = self._kept, None
@@ -159,7 +147,7 @@ class UsageMeter:
         if prompt is not None and request_bytes:
             ratios.learn(path, request_bytes, prompt)
         if prompt is not None and completion is not None:
-            if not self._stream:
+            if not self._stream and self._response_bytes & 15 == 0:  # one in sixteen is enough, and free of time
                 ratios.learn_reply(path, self._response_bytes, completion)
             return Usage(prompt, completion, self._cached, False)
         if self.status is None or not 200 <= self.status < 300:
@@ -179,7 +167,21 @@ class UsageMeter:
         self._prompt = self._completion = self._cached = None
         self._next_progress = PROGRESS_TOKENS
 
-    def _scan(self, chunk: bytes) -> None:
+    def _keep(self, kept: bytes, chunk: bytes) -> Verdict:
+        """While the head is kept back."""
+        kept = kept + chunk if kept else chunk
+        if self._stream:
+            self._look_at(chunk)
+            self._kept = kept
+            return self._judge_stream(kept)
+        if len(kept) <= MAX_KEPT_BYTES:
+            self._kept = kept
+            return "wait"
+        self._kept = None
+        self._look_at(kept)
+        return "pass"
+
+    def _look_at(self, chunk: bytes) -> None:
         scanner = self._scanner
         if scanner is None:
             # SGLang answers a batch of prompts with a list.
@@ -189,10 +191,15 @@ class UsageMeter:
         scanner.feed(chunk)
         if self._ids is not None:
             self._ids.feed(chunk)
+        if self._stream:
+            self._events = events = self._events + (chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n"))
+            if events >= self._next_progress:
+                self._grew(events)
 
     def _collect(self) -> None:
         if self._kept:  # cut short while the head was kept back
-            self._scan(self._kept)
+            if not self._stream:
+                self._look_at(self._kept)
             self._kept = None
         scanner = self._scanner
         if scanner is not None:
@@ -202,14 +209,12 @@ class UsageMeter:
         if self._completion is None and self._ids is not None and self._ids.count:
             self._completion = self._ids.count
 
-    def _count_events(self, chunk: bytes) -> None:
+    def _grew(self, events: int) -> None:
         """An event is a token, or a few with speculative decoding: near enough until usage comes."""
-        self._events += chunk.count(b"\n\n") or chunk.count(b"\r\n\r\n")
         known = self._scanner.completion if self._scanner is not None else None
-        made = max(self._events, known or 0)
-        if made >= self._next_progress:
-            self._next_progress = made + PROGRESS_TOKENS
-            self._watcher.progressed(self, made)
+        made = max(events, known or 0)
+        self._next_progress = made + PROGRESS_TOKENS
+        self._watcher.progressed(self, made)
 
     def _judge_whole(self, body: bytes) -> Verdict:
         if self.status != 200:
@@ -217,13 +222,13 @@ class UsageMeter:
         reply = decode(body)
         usage = (reply.usage or reply.meta_info) if reply is not None else None
         if reply is None or usage is None:
-            self._scan(body)
-            empty = whole_reply(self._head.path, body) == "abort"
-        else:
-            self._prompt, self._completion, self._cached = usage.prompt, usage.completion, usage.cached
-            self.aborted = reply.aborted
-            empty = reply.aborted and whole_reply(self._head.path, body) == "abort"
-        return self._retry_if_theirs(empty)
+            self._look_at(body)
+            return self._retry_if_theirs(whole_reply(self._head.path, body) == "abort")
+        self._prompt, self._completion, self._cached = usage.counts()
+        if not reply.aborted:
+            return "pass"
+        self.aborted = True
+        return self._retry_if_theirs(whole_reply(self._head.path, body) == "abort")
 
     def _judge_stream(self, kept: bytes) -> Verdict:
         sight = stream_start(self._head.path, kept)
