@@ -7,7 +7,8 @@ drains (SIGTERM with a shutdown timeout). Taken for a result, it would be an emp
     responses           status "cancelled", no output
     messages            stop_reason null in a finished message, no content
 
-A prompt that has yet to be tokenized, chat among them, gets status 500 instead: `turned_away` knows it.
+A prompt that has yet to be tokenized, chat among them, gets status 500 instead, and so does every request that vLLM's
+HTTP server still has when its engine has ended, or died: `turned_away` knows both.
 
 SGLang's abort object ({"type": "abort"}) answers only a client's own abort call, so it is never a reason to retry.
 """
@@ -29,19 +30,23 @@ _SIGNS: dict[str, tuple[bytes, ...]] = {
 _DEFAULT_SIGNS = (b'"abort"',)
 
 
-_NO_TOKENIZER = b"cannot schedule new futures after shutdown"  # its thread pool has ended before the HTTP server
+_GONE = (
+    "cannot schedule new futures after shutdown",  # the tokenizer's threads have ended before the HTTP server
+    "EngineCore encountered an issue. See stack trace (above) for the root cause.",  # the engine's process has
+)
+_GONE_SIGNS = tuple(message.encode() for message in _GONE)
 
 
 def turned_away(error_body: bytes) -> bool:
-    """Of a reply with status 500: whether nothing but vLLM's shutdown is the matter."""
-    if _NO_TOKENIZER not in error_body:
+    """Of a reply with status 500: whether vLLM says that it has ended, or is about to."""
+    if not any(sign in error_body for sign in _GONE_SIGNS):
         return False
     try:
         reply = msgspec.json.decode(error_body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     error = reply.get("error") if isinstance(reply, dict) else None
-    return isinstance(error, dict) and error.get("message") == _NO_TOKENIZER.decode()
+    return isinstance(error, dict) and error.get("message") in _GONE
 
 
 def whole_reply(path: str, body: bytes) -> Sight:

@@ -406,8 +406,15 @@ def test_what_is_not_an_empty_abort_passes(choice: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [5], [20, 60]])
-def test_a_500_for_want_of_a_tokenizer_goes_to_another_replica(pieces: list[int]) -> None:
-    error = {"message": "cannot schedule new futures after shutdown", "type": "InternalServerError", "code": 500}
+@pytest.mark.parametrize(
+    "message",
+    [
+        "cannot schedule new futures after shutdown",
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    ],
+)
+def test_a_500_of_an_engine_that_has_ended_goes_to_another_replica(message: str, pieces: list[int]) -> None:
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
     meter = meter_of("/v1/chat/completions")
     assert relay(meter, json.dumps({"error": error}).encode(), JSON, pieces, status=500) == "retry"
 
