@@ -55,7 +55,6 @@ class AsgiExchange:
 
     # --- from the client ----------------------------------------------------------------------------------------
     def open(self) -> None:
-        self._listener.exchange_opened()
         task = asyncio.get_running_loop().create_task(self._run())
         self._listener.asgi_tasks.add(task)
         task.add_done_callback(self._listener.asgi_tasks.discard)

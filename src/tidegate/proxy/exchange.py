@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.proxy import chunked
-from tidegate.proxy.framing import CHUNKED, UNTIL_CLOSE, RequestFraming, ResponseFraming
+from tidegate.proxy.framing import CHUNKED
 from tidegate.proxy.http1_client import UpstreamConnection, refusal
-from tidegate.proxy.http1_head import ResponseLines
+from tidegate.proxy.http1_head import RequestLines, ResponseLines
 from tidegate.proxy.http1_server import ClientConnection
 from tidegate.proxy.request_body import RequestBody
 from tidegate.proxy.seam import Handler, Headers, Meter, RequestHead, Verdict
@@ -78,7 +78,7 @@ class RelayExchange:
         listener: Listener,
         client: ClientConnection,
         head: RequestHead,
-        framing: RequestFraming,
+        request: RequestLines,
         body: bytes,
         complete: bool,
     ) -> None:
@@ -90,9 +90,9 @@ class RelayExchange:
         self._listener = listener
         self._handler: Handler | None = None  # set while `ended` is owed
         self._client = client
-        self._onward = framing.onward
+        self._onward = request.onward
         # the request
-        self._body = RequestBody(listener, body, complete=complete, is_chunked=framing.length == CHUNKED)
+        self._body = RequestBody(listener, body, complete=complete, is_chunked=request.length == CHUNKED)
         self._collecting = False  # the handler wants the whole body first
         # the way to a replica
         self._waiting = False  # for place or reject
@@ -110,18 +110,18 @@ class RelayExchange:
 
     # --- from the client ----------------------------------------------------------------------------------------
     def open(self) -> None:
-        self._listener.exchange_opened()
         handler = self._listener.handler
         if handler.wants_body(self.head):
             self._collecting = True
-            if not self._body.complete:
+            if self._body.complete:
+                self._open(self._body.payload())
+            else:
                 self._client.send_continue()
-                return
-        self._open()
+        else:
+            self._open(None)
 
-    def _open(self) -> None:
+    def _open(self, whole: bytes | None) -> None:
         body = self._body.payload()
-        whole = body if self._collecting else None
         self._collecting = False
         self._waiting = True
         self._handler = self._listener.handler
@@ -138,7 +138,7 @@ class RelayExchange:
         body.add(data)
         if self._collecting:
             if complete:
-                self._open()
+                self._open(body.payload())
             return
         if self.meter is not None:
             self.meter.request_body(data)
@@ -234,15 +234,15 @@ class RelayExchange:
         assert self._replica is not None
         self._upstream = upstream
         self._status = 0
-        self._client.resume_body()
         replica, target, body = self._replica, self.head.target, self._body
         if replica.prefix and target != b"*":
             target = replica.prefix + target
-        start = b"%b %b%b" % (self.method.encode("ascii"), target, replica.head_prefix)
-        upstream.begin(self, start + self._onward, body.framed(body.payload()))
-        body.sent()
         if not body.complete:
+            self._client.resume_body()
             self._client.send_continue()
+        head = b"%b %b%b%b" % (self.method.encode("ascii"), target, replica.head_prefix, self._onward)
+        upstream.begin(self, head, body.framed(body.payload()))
+        body.sent()
 
     def response_owed(self) -> bool:
         return self._body.complete
@@ -263,15 +263,16 @@ class RelayExchange:
             upstream.abort()
 
     # --- from the replica ---------------------------------------------------------------------------------------
-    def informational(self, framing: ResponseFraming) -> None:
+    def informational(self, response: ResponseLines) -> None:
         if not self.http_1_0 and not self._done:
-            self._client.write(framing.onward + b"\r\n")
+            self._client.write(response.onward + b"\r\n")
 
-    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> bool:
+    def response_head(self, response: ResponseLines, *, complete: bool) -> bool:
         self._status = response.status
-        self._close_ends = framing.length == UNTIL_CLOSE or (framing.length == CHUNKED and self.http_1_0)
-        self._chunked_out = framing.length == CHUNKED and not self.http_1_0
-        self._reply_head = framing.onward
+        length = response.length
+        self._chunked_out = length == CHUNKED and not self.http_1_0
+        self._close_ends = length < 0 and not self._chunked_out
+        self._reply_head = response.onward
         verdict: Verdict = "pass"
         if self.meter is not None:
             verdict = self.meter.response_head(response.status, response.headers)
@@ -390,7 +391,8 @@ class RelayExchange:
         if self._done:
             return
         self._done = True
-        self._body.let_go()
+        if self._body.whole:
+            self._body.let_go()
         handler, self._handler = self._handler, None
         self._listener.exchange_ended()
         if handler is not None:

@@ -22,8 +22,6 @@ import re
 import secrets
 from functools import lru_cache
 
-from msgspec import Struct
-
 from tidegate.errors import RequestError
 from tidegate.proxy.http1_head import InvalidHead, Lines, RequestLines, ResponseLines
 
@@ -34,6 +32,7 @@ PSEUDONYM = b"tidegate-" + secrets.token_hex(4).encode()  # this process in a Vi
 VIA = b"Via: 1.1 " + PSEUDONYM
 UNTIL_CLOSE = -1
 CHUNKED = -2
+NO_FRAMING = -3
 
 
 # What a header name means to a hop. Plain numbers: they are compared for each header of each message.
@@ -80,20 +79,6 @@ SINGLE_TOKENS = frozenset((b"keep-alive", b"close"))  # of Connection; nearly al
 NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
 
 
-class RequestFraming(Struct, gc=False):
-    target: bytes  # origin form, or *
-    length: int  # of the body; CHUNKED
-    keep_alive: bool
-    expects_continue: bool
-    onward: bytes  # the header lines that go on, from after Host to the empty line
-
-
-class ResponseFraming(Struct, gc=False):
-    length: int  # of the body; CHUNKED, UNTIL_CLOSE
-    keep_alive: bool  # whether the replica will keep the connection
-    onward: bytes  # status and header lines that go on, each with its CRLF
-
-
 def _tokens(value: bytes) -> list[bytes]:
     if value in SINGLE_TOKENS:
         return [value]
@@ -111,8 +96,8 @@ def _length(value: bytes) -> int:
     return int(value)
 
 
-def _drop(message: Lines, drop: list[int], named: list[bytes]) -> list[bytes]:
-    """The message's lines without those at `drop` (rising) and those that Connection named."""
+def _drop(message: Lines, drop: list[int], named: list[bytes]) -> None:
+    """Take away the lines at `drop` (rising) and those that Connection named."""
     lines = message.lines
     if named:
         extra = [name for name in named if name not in NEVER_NAMED]
@@ -121,12 +106,9 @@ def _drop(message: Lines, drop: list[int], named: list[bytes]) -> list[bytes]:
             drop = sorted(found.union(drop))
     for at in reversed(drop):
         del lines[at]
-    return lines
 
 
 def _origin_form(target: bytes, method: str) -> bytes:
-    if target.startswith(b"/"):
-        return target
     if target == b"*" and method == "OPTIONS":
         return target
     match = ABSOLUTE.match(target)
@@ -136,32 +118,31 @@ def _origin_form(target: bytes, method: str) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def request_framing(request: RequestLines) -> RequestFraming:
-    """Takes the lines away from `request`. Raises InvalidHead, or a RequestError for what is valid but not served."""
+def request_framing(request: RequestLines) -> RequestLines:
+    """Raises InvalidHead, or a RequestError for what is valid but not served."""
     if request.method == "CONNECT":
         raise RequestError("CONNECT is not supported", status=405, reason="connect_not_supported")
-    length = lengths = codings = hosts = 0
-    keep_alive, expects, upgrade = not request.http_1_0, False, b""
+    hosts, length, keep_alive, expects, upgrade = 0, NO_FRAMING, not request.http_1_0, False, b""
     drop: list[int] = []
     named: list[bytes] = []
     for at, (name, value) in enumerate(request.headers, 1):
         rule = REQUEST_RULES[name]
         if rule == PASS:
             continue
+        value = value.rstrip(b" \t")
         if rule == LENGTH_IS:
-            if codings or lengths:
+            if length != NO_FRAMING:
                 raise InvalidHead("More than one framing of the body")
-            lengths = 1
             length = _length(value)
+            continue
+        if rule == CODING_IS:
+            if length != NO_FRAMING or value.lower() != b"chunked" or request.http_1_0:
+                raise InvalidHead("Transfer-Encoding must be exactly chunked")
+            length = CHUNKED
             continue
         if rule == VIA_IS:
             if PSEUDONYM in value:
                 raise RequestError("The request has passed this gate before", status=508, reason="loop_detected")
-            continue
-        if rule == CODING_IS:
-            if codings or lengths or value.lower() != b"chunked" or request.http_1_0:
-                raise InvalidHead("Transfer-Encoding must be exactly chunked")
-            codings = 1
             continue
         drop.append(at)
         if rule == HOST_IS:
@@ -182,44 +163,45 @@ def request_framing(request: RequestLines) -> RequestFraming:
         raise RequestError("Upgrade is not supported", reason="upgrade_not_supported")
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
-    kept = _drop(request, drop, named)
-    kept[0] = VIA
-    return RequestFraming(
-        _origin_form(request.target, request.method),
-        CHUNKED if codings else length,
-        keep_alive,
-        expects,
-        b"\r\n".join(kept),
-    )
+    if not request.target.startswith(b"/"):
+        request.target = _origin_form(request.target, request.method)
+    _drop(request, drop, named)
+    request.lines[0] = VIA
+    request.onward = b"\r\n".join(request.lines)  # from after Host to the empty line
+    request.length = 0 if length == NO_FRAMING else length
+    request.keep_alive = keep_alive
+    request.expects_continue = expects
+    return request
 
 
 def has_no_body(method: str, status: int) -> bool:
     return method == "HEAD" or status == 204 or status == 304 or status < 200
 
 
-def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> ResponseFraming:
-    """Takes the lines away from `response`. Raises InvalidHead."""
+def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> ResponseLines:
+    """Raises InvalidHead."""
     status = response.status
     if status == 101:
         raise InvalidHead("Unasked switch of protocols")
     no_body = has_no_body(method, status)
-    length, codings, keep_alive = UNTIL_CLOSE, 0, not response.http_1_0
+    length, keep_alive = NO_FRAMING, not response.http_1_0
     drop: list[int] = []
     named: list[bytes] = []
     for at, (name, value) in enumerate(response.headers, 1):
         rule = RESPONSE_RULES[name]
         if rule == PASS:
             continue
+        value = value.rstrip(b" \t")
         if rule == LENGTH_IS:
-            if codings or length != UNTIL_CLOSE:
+            if length != NO_FRAMING:
                 raise InvalidHead("More than one framing of the body")
             length = _length(value)
             if status == 204 or status < 200:
                 drop.append(at)
         elif rule == CODING_IS:
-            if codings or length != UNTIL_CLOSE or value.lower() != b"chunked":
+            if length != NO_FRAMING or value.lower() != b"chunked":
                 raise InvalidHead("Transfer-Encoding must be exactly chunked")
-            codings = 1
+            length = CHUNKED
             if client_1_0 or (no_body and method != "HEAD"):
                 drop.append(at)
         else:
@@ -228,9 +210,12 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
                 named += _tokens(value)
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
-    kept = _drop(response, drop, named)
+    _drop(response, drop, named)
+    lines = response.lines
     if response.http_1_0:
-        kept[0] = b"HTTP/1.1" + kept[0][8:]
-    kept.pop()  # the second empty line: its CRLF comes when the last header is known
-    length = 0 if no_body else CHUNKED if codings else length
-    return ResponseFraming(length, keep_alive, b"\r\n".join(kept))
+        lines[0] = b"HTTP/1.1" + lines[0][8:]
+    lines.pop()  # the second empty line: its CRLF comes when the last header is known
+    response.onward = b"\r\n".join(lines)  # status and headers, each with its CRLF
+    response.length = 0 if no_body else UNTIL_CLOSE if length == NO_FRAMING else length
+    response.keep_alive = keep_alive
+    return response

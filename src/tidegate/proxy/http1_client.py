@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidegate.errors import ReplicaError
 from tidegate.proxy.chunked import InvalidChunk
-from tidegate.proxy.framing import ResponseFraming, response_framing
+from tidegate.proxy.framing import response_framing
 from tidegate.proxy.http1_body import BodyReader, BodyUntilClose, body_reader
 from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 
@@ -32,11 +32,11 @@ class ResponseReader(Protocol):
     method: str
     http_1_0: bool  # the client's version
 
-    def informational(self, framing: ResponseFraming) -> None:
+    def informational(self, response: ResponseLines) -> None:
         """A 1xx response other than 100 and 101."""
         ...
 
-    def response_head(self, response: ResponseLines, framing: ResponseFraming, *, complete: bool) -> bool:
+    def response_head(self, response: ResponseLines, *, complete: bool) -> bool:
         """False: the reader has left, and may already be waiting for another response on this very connection."""
         ...
 
@@ -144,7 +144,8 @@ class UpstreamConnection(asyncio.Protocol):
         except Exception:  # a fault of ours must not leave the exchange unaccounted
             log.exception("fault while reading a response")
             self._lose(ReplicaError("Internal error", status=500, reason="internal_error"))
-        reader.flush()
+        if not self._whole:
+            reader.flush()
 
     # --- responses ----------------------------------------------------------------------------------------------
     def _read_head(self, reader: ResponseReader, data: bytes) -> None:
@@ -156,26 +157,26 @@ class UpstreamConnection(asyncio.Protocol):
                 self._buffer = data
                 return
             response = parse_response(data[:end])
-            framing = response_framing(response, reader.method, reader.http_1_0)
+            response_framing(response, reader.method, reader.http_1_0)
             data = data[end:]
             if response.status >= 200:
                 break
             if response.status != 100:
-                reader.informational(framing)
+                reader.informational(response)
             if not data:
                 self._buffer = b""
                 return
         self._buffer = b""
-        self._keep_alive = framing.keep_alive
-        length = framing.length
+        self._keep_alive = response.keep_alive
+        length = response.length
         if 0 <= length <= len(data):  # all of it is here: the way of most short responses
             self._complete(data[length:])
-            stays = reader.response_head(response, framing, complete=not length)
+            stays = reader.response_head(response, complete=not length)
             if stays and length:
                 reader.response_data(data[:length], complete=True)
             return
         self._body = body = body_reader(length)
-        stays = reader.response_head(response, framing, complete=False)
+        stays = reader.response_head(response, complete=False)
         if stays and data:
             self._read_body(reader, body, data)
 

@@ -6,7 +6,8 @@ Content-Length that is repeated, signed, listed or beside Transfer-Encoding. Wha
 spaces in the start line, HTTP/0.9 and HTTP/2.0, RTSP and ICE, a fragment in the target, more than one empty line
 before a request, control characters in a reason phrase.
 
-The raw lines are kept beside the parsed headers, one line a header, so that what passes on is what came in.
+The raw lines are kept beside the parsed headers, one line a header, so that what passes on is what came in. Values
+may end in white space, which llhttp leaves to its user.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ class TooManyHeaders(InvalidHead):
 
 
 class Lines:
-    """What llhttp tells while it reads a head, and the raw lines beside it."""
+    """What llhttp tells while it reads a head, the raw lines beside it, and what `framing` makes of them."""
 
-    __slots__ = ("complete", "headers", "http_1_0", "lines")
+    __slots__ = ("complete", "headers", "http_1_0", "keep_alive", "length", "lines", "onward")
+    lines: list[bytes]  # the start line, one for each header, and two empty ones from CRLF CRLF
+    http_1_0: bool
+    # by `framing`
+    length: int  # of the body; CHUNKED, UNTIL_CLOSE
+    keep_alive: bool  # whether the sender will keep the connection
+    onward: bytes  # the lines that go on
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self.lines: list[bytes] = []  # the start line, one for each header, and two empty ones from CRLF CRLF
-        self.http_1_0 = False
         self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -47,23 +52,18 @@ class Lines:
 
 
 class RequestLines(Lines):
-    __slots__ = ("method", "target")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.method = ""
-        self.target = b""
+    __slots__ = ("expects_continue", "method", "target")
+    method: str
+    target: bytes  # after `framing`: in origin form, or *
+    expects_continue: bool
 
     def on_url(self, target: bytes) -> None:
-        self.target += target
+        self.target = target
 
 
 class ResponseLines(Lines):
     __slots__ = ("status",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.status = 0
+    status: int
 
 
 def _read(parser: httptools.HttpRequestParser | httptools.HttpResponseParser, seen: Lines, raw: bytes) -> bytes:
@@ -82,8 +82,6 @@ def _read(parser: httptools.HttpRequestParser | httptools.HttpResponseParser, se
         raise InvalidHead("Invalid header lines")
     if count > HEADERS_MAX:
         raise TooManyHeaders(f"More than {HEADERS_MAX} headers")
-    if b" \r\n" in raw or b"\t\r\n" in raw:  # llhttp leaves trailing white space to us
-        seen.headers = [(name, value.rstrip(b" \t")) for name, value in seen.headers]
     return lines[0]
 
 
@@ -94,10 +92,9 @@ def parse_request(raw: bytes) -> RequestLines:
     start = _read(parser, seen, raw)
     method: bytes = parser.get_method()
     seen.method = method.decode("ascii")
-    if start != b"%b %b HTTP/1.1" % (method, seen.target):
-        if start != b"%b %b HTTP/1.0" % (method, seen.target):
-            raise InvalidHead("Invalid request line or HTTP version")
-        seen.http_1_0 = True
+    seen.http_1_0 = start != b"%b %b HTTP/1.1" % (method, seen.target)
+    if seen.http_1_0 and start != b"%b %b HTTP/1.0" % (method, seen.target):
+        raise InvalidHead("Invalid request line or HTTP version")
     if b"#" in seen.target:
         raise InvalidHead("Fragment in request target")
     return seen

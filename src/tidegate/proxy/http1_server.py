@@ -31,10 +31,9 @@ from tidegate.errors import (
 )
 from tidegate.proxy import replies
 from tidegate.proxy.chunked import InvalidChunk
-from tidegate.proxy.framing import RequestFraming, request_framing
+from tidegate.proxy.framing import request_framing
 from tidegate.proxy.http1_body import BodyReader, body_reader
 from tidegate.proxy.http1_head import InvalidHead, RequestLines, TooManyHeaders, parse_request
-from tidegate.proxy.seam import RequestHead
 
 if TYPE_CHECKING:
     from tidegate.proxy.relay import Listener
@@ -189,41 +188,36 @@ class ClientConnection(asyncio.Protocol):
             return False
         self.method = ""
         try:
-            request = parse_request(buffer[start:end])
-            self.method = request.method
-            framing = request_framing(request)
+            request = request_framing(parse_request(buffer[start:end]))
         except TooManyHeaders as error:
             raise HeadersTooLarge(str(error)) from None
         except InvalidHead as error:
             raise MalformedRequest(f"Malformed HTTP request: {error}") from None
-        self._start(request, framing, buffer[end:])
+        self.method = request.method
+        self._start(request, buffer[end:])
         return True
 
-    def _start(self, request: RequestLines, framing: RequestFraming, rest: bytes) -> None:
+    def _start(self, request: RequestLines, rest: bytes) -> None:
         listener = self._listener
-        length = framing.length
+        length = request.length
         if length > listener.config.max_body_bytes:
             raise BodyTooLarge(f"The body exceeds {listener.config.max_body_bytes} bytes")
         self._head_begun = False
         self.http_1_0 = request.http_1_0
-        self._keep_alive = framing.keep_alive
-        head = RequestHead(request.method, framing.target, request.headers, length if length > 0 else None)
-        self._buffer = b""
-        complete = 0 <= length <= len(rest)
-        if complete:
-            body = rest
-            if len(rest) > length:
-                body, self._buffer = rest[:length], rest[length:]
-            self._expecting = False
-            self.read_deadline_s = NEVER
+        self._keep_alive = request.keep_alive
+        self.read_deadline_s = NEVER
+        complete = True
+        if length == len(rest):  # all of it and no more: nearly every request
+            body, self._buffer = rest, b""
+        elif 0 <= length < len(rest):
+            body, self._buffer = rest[:length], rest[length:]
         else:
-            self._body, self._body_bytes = body_reader(length), 0
+            self._body, self._body_bytes, self._buffer = body_reader(length), 0, b""
             body, complete = self._take(rest) if rest else (b"", False)
-            self._expecting = framing.expects_continue and not complete and not body
-            waits = complete or self._expecting
-            self.read_deadline_s = NEVER if waits else listener.now_s + listener.config.body_timeout_s
-        stream = listener.stream(self, head, framing, body, complete)
-        self._stream = stream
+            self._expecting = request.expects_continue and not complete and not body
+            if not complete and not self._expecting:
+                self.read_deadline_s = listener.now_s + listener.config.body_timeout_s
+        self._stream = stream = listener.stream(self, request, body, complete)
         stream.open()
 
     def _take(self, data: bytes) -> tuple[bytes, bool]:

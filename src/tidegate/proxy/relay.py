@@ -19,8 +19,8 @@ from tidegate.config.tree import HttpConfig
 from tidegate.proxy import allocator
 from tidegate.proxy.asgi import AsgiExchange
 from tidegate.proxy.exchange import RelayExchange
-from tidegate.proxy.framing import RequestFraming
 from tidegate.proxy.hangup import HangupWatch
+from tidegate.proxy.http1_head import RequestLines
 from tidegate.proxy.http1_server import LINGER_S, ClientConnection, Stream
 from tidegate.proxy.pool import Pool
 from tidegate.proxy.seam import Handler, RequestHead
@@ -88,18 +88,16 @@ class Listener:
             self._alone.set()
         self.hangups.forget(connection)
 
-    def stream(
-        self, connection: ClientConnection, head: RequestHead, framing: RequestFraming, body: bytes, complete: bool
-    ) -> Stream:
-        """`body` is what came with the head."""
+    def stream(self, connection: ClientConnection, request: RequestLines, body: bytes, complete: bool) -> Stream:
+        """What answers the request; `body` is what came with its head."""
+        length = request.length
+        head = RequestHead(request.method, request.target, request.headers, length if length > 0 else None)
         app = self.handler.route(head)
-        if app is None:
-            return RelayExchange(self, connection, head, framing, body, complete)
-        return AsgiExchange(self, connection, head, app, body, complete)
-
-    def exchange_opened(self) -> None:
         self.exchanges += 1
         self.exchanges_total += 1
+        if app is None:
+            return RelayExchange(self, connection, head, request, body, complete)
+        return AsgiExchange(self, connection, head, app, body, complete)
 
     def exchange_ended(self) -> None:
         self.exchanges -= 1
