@@ -161,7 +161,7 @@ class MixtureSet(Event, frozen=True, tag="mixture_set"):
 
 
 class Tick(Event, frozen=True, tag="tick"):
-    """Time passed. Shells send one at least every `Scheduler.tick_s`; expiry, control steps and rechecks happen here."""
+    """Time passed. Shells send one at least every `Scheduler.tick_s`; expiry, control steps, rechecks happen here."""
 
 
 AnyEvent: TypeAlias = (
