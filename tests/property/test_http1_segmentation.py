@@ -124,6 +124,7 @@ async def relay(requests: list[bytes], responses: list[bytes]) -> tuple[bytes, b
         near.data_received(data)
     for data in responses:
         far.data_received(data)
+    listener.outbox.flush()
     assert not client.closed
     assert not upstream.closed
     assert listener.exchanges == listener.replay_bytes == 0

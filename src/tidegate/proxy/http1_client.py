@@ -216,7 +216,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self._pool.bytes_out += len(data)
-        self.transport.write(data)
+        self._pool.outbox.write(self.transport, data)
 
     def can_be_kept(self) -> bool:
         return self._keep_alive and self._whole and not self.closed

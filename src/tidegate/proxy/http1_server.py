@@ -264,7 +264,7 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if not self.closing:
             self._listener.bytes_out += len(data)
-            self.transport.write(data)
+            self._listener.outbox.write(self.transport, data)
 
     def send_continue(self) -> None:
         """The client may send its body now."""
@@ -327,6 +327,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self.closing = True
         if reset:
+            self._listener.outbox.flush()
             sock: socket.socket = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
@@ -341,6 +342,7 @@ class ClientConnection(asyncio.Protocol):
 
     def shut(self) -> None:
         """The listener closes: what is open is aborted, what is written still goes out if the client takes it."""
+        self._listener.outbox.flush()
         if self._stream is None:
             self.transport.close()
         else:
@@ -354,6 +356,7 @@ class ClientConnection(asyncio.Protocol):
         self.closing = True
         self._resume()
         self.read_deadline_s = self._listener.now_s + WRITE_STALL_S  # close() first waits for the client to read
+        self._listener.outbox.flush()
         self.transport.close()
 
     def _linger(self) -> None:
@@ -361,6 +364,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self._resume()
         self.read_deadline_s = self._listener.now_s + LINGER_S
+        self._listener.outbox.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 

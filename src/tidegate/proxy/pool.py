@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from tidegate.config.tree import HttpConfig
 from tidegate.errors import ReplicaError
 from tidegate.proxy.http1_client import UpstreamConnection
+from tidegate.proxy.outbox import Outbox
 
 if TYPE_CHECKING:
     from tidegate.types import ReplicaId
@@ -49,6 +50,7 @@ class Pool:
         """`added_headers` go with each request to a replica."""
         self.config = config
         self._added_headers = b"".join(b"%b: %b\r\n" % header for header in added_headers)
+        self.outbox = Outbox(asyncio.get_running_loop())
         self.now_s = time.monotonic()  # coarse: moved by `sweep`
         self.opened = 0  # connections opened, since the start
         self.reused = 0  # exchanges that found an idle connection

@@ -37,6 +37,7 @@ class Listener:
         self.handler = handler
         self.config = config
         self.pool = pool
+        self.outbox = pool.outbox
         self.now_s = time.monotonic()  # coarse: moved by each tick
         self.draining = False
         self.connections_total = 0
