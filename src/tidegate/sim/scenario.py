@@ -43,6 +43,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     drift: Drift | None = None
     fidelity: Literal["fast", "exact"] = "fast"  # of the replicas: in leaps, or step by step
 
+    def __post_init__(self) -> None:
+        if self.fidelity == "exact" and any(spec.cpu_tier is not None for spec in self.replicas):
+            raise ValueError("a CPU tier is simulated by fast replicas only")
+        for loss in self.losses:
+            if loss.replica >= self.replica_count:
+                raise ValueError(f"replica {loss.replica} is to be lost, and there are {self.replica_count}")
+        longest = min(spec.config.max_model_len for spec in self.replicas)
+        if self.options.context_tokens > longest:
+            raise ValueError(f"sessions of {self.options.context_tokens} tokens on replicas that take {longest}")
+
     @property
     def replica_count(self) -> int:
         return sum(spec.count for spec in self.replicas)

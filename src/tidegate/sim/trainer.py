@@ -29,8 +29,10 @@ from tidegate.sim.rollout import Rollout
 from tidegate.sim.workload import DeficitRelease, SessionPlan, Workload
 from tidegate.types import WorkloadClass
 
-# A trainer's clients start one after the other: a loop that opens a connection and sends a prompt.
+# A trainer's clients start one after the other, a loop that opens a connection and sends a prompt; a trainer with very
+# many has many such loops, and is done within a second.
 START_SPACING_S = 0.001
+STARTED_WITHIN_S = 1.0
 
 
 class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +104,10 @@ class _Base:
         return self._spec.in_flight - self._open
 
     def _fill(self) -> None:
-        for number in range(self._room()):
+        room = self._room()
+        for number in range(room):
             self._starting += 1
-            self._kernel.after(number * START_SPACING_S, self._release)
+            self._kernel.after(number * min(START_SPACING_S, STARTED_WITHIN_S / room), self._release)
 
     def _release(self) -> None:
         self._starting -= 1
