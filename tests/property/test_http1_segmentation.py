@@ -79,7 +79,8 @@ class Message:
         return raw + LAST_CHUNK
 
 
-messages = st.builds(Message, st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=5))
+bodies = st.binary(max_size=300) | st.sampled_from([b"x" * 16_384, bytes(range(256)) * 80])
+messages = st.builds(Message, bodies, st.lists(st.integers(1, 50), max_size=5))
 cuts = st.lists(st.integers(1, 60), max_size=40)
 
 

@@ -16,7 +16,7 @@ from tidegate.errors import TidegateError
 from tidegate.proxy import chunked, replies
 from tidegate.proxy.framing import has_no_body
 from tidegate.proxy.http1_server import ClientConnection
-from tidegate.proxy.seam import AsgiApp, RequestHead
+from tidegate.proxy.seam import AsgiApp, Chunk, RequestHead
 
 if TYPE_CHECKING:
     from tidegate.proxy.relay import Listener
@@ -33,7 +33,7 @@ class AsgiExchange:
         client: ClientConnection,
         head: RequestHead,
         app: AsgiApp,
-        body: bytes,
+        body: Chunk,
         complete: bool,
     ) -> None:
         self._listener = listener

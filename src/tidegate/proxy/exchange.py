@@ -34,7 +34,7 @@ from tidegate.proxy.http1_client import UpstreamConnection, refusal
 from tidegate.proxy.http1_head import RequestLines, ResponseLines
 from tidegate.proxy.http1_server import ClientConnection
 from tidegate.proxy.request_body import RequestBody
-from tidegate.proxy.seam import Handler, Headers, Meter, RequestHead, Verdict
+from tidegate.proxy.seam import Chunk, Handler, Headers, Meter, RequestHead, Verdict
 from tidegate.types import Outcome, ReplicaId
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RelayExchange:
         client: ClientConnection,
         head: RequestHead,
         request: RequestLines,
-        body: bytes,
+        body: Chunk,
         complete: bool,
     ) -> None:
         self.id = next(_ids)
@@ -110,11 +110,10 @@ class RelayExchange:
 
     # --- from the client ----------------------------------------------------------------------------------------
     def open(self) -> None:
-        handler = self._listener.handler
-        if handler.wants_body(self.head):
+        if self._listener.handler.wants_body(self.head):
             self._collecting = True
             if self._body.complete:
-                self._open(self._body.payload())
+                self._open(bytes(self._body.payload()))
             else:
                 self._client.send_continue()
         else:
@@ -138,7 +137,7 @@ class RelayExchange:
         body.add(data)
         if self._collecting:
             if complete:
-                self._open(body.payload())
+                self._open(bytes(body.payload()))
             return
         if self.meter is not None:
             self.meter.request_body(data)
@@ -269,9 +268,8 @@ class RelayExchange:
 
     def response_head(self, response: ResponseLines, *, complete: bool) -> bool:
         self._status = response.status
-        length = response.length
-        self._chunked_out = length == CHUNKED and not self.http_1_0
-        self._close_ends = length < 0 and not self._chunked_out
+        self._chunked_out = response.length == CHUNKED and not self.http_1_0
+        self._close_ends = response.length < 0 and not self._chunked_out
         self._reply_head = response.onward
         verdict: Verdict = "pass"
         if self.meter is not None:

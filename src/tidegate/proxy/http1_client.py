@@ -18,7 +18,7 @@ from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 
 if TYPE_CHECKING:
     from tidegate.proxy.pool import Pool, ReplicaPool
-    from tidegate.proxy.seam import Headers
+    from tidegate.proxy.seam import Chunk, Headers
     from tidegate.types import ReplicaId
 
 JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
@@ -203,18 +203,18 @@ class UpstreamConnection(asyncio.Protocol):
             reader.upstream_lost(error, silent=silent)
 
     # --- what an exchange may ask -------------------------------------------------------------------------------
-    def begin(self, reader: ResponseReader, head: bytes, body: bytes) -> None:
+    def begin(self, reader: ResponseReader, head: bytes, body: Chunk) -> None:
         """Send a request, with as much of its body as is there."""
         self._reader = reader
         self._whole = False
         self._heard_s = self._pool.now_s
         if len(body) < JOIN_BYTES:
-            self.write(head + body)
+            self.write(b"".join((head, body)))
         else:
             self.write(head)
             self.write(body)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Chunk) -> None:
         self._pool.bytes_out += len(data)
         self._pool.outbox.write(self.transport, data)
 

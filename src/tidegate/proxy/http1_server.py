@@ -32,16 +32,18 @@ from tidegate.errors import (
 from tidegate.proxy import replies
 from tidegate.proxy.chunked import InvalidChunk
 from tidegate.proxy.framing import request_framing
-from tidegate.proxy.http1_body import BodyReader, body_reader
+from tidegate.proxy.http1_body import BodyReader, FixedBody, body_reader
 from tidegate.proxy.http1_head import InvalidHead, RequestLines, TooManyHeaders, parse_request
 
 if TYPE_CHECKING:
     from tidegate.proxy.relay import Listener
+    from tidegate.proxy.seam import Chunk
 
 log = logging.getLogger("tidegate.proxy")
 
 LINGER_S = 2.0  # enough for a round trip and the client's read of the answer; Apache's short linger
 WRITE_STALL_S = 300.0  # a client that takes no byte of its response for this long is gone, whatever TCP says
+COPIED_BYTES = 16_384  # a longer body goes on as a view of what was read: copying 230 KB costs as much as the rest
 NEVER = math.inf
 
 
@@ -194,10 +196,13 @@ class ClientConnection(asyncio.Protocol):
         except InvalidHead as error:
             raise MalformedRequest(f"Malformed HTTP request: {error}") from None
         self.method = request.method
-        self._start(request, buffer[end:])
+        if COPIED_BYTES < len(buffer) - end <= request.length:
+            self._start(request, memoryview(buffer)[end:])
+        else:
+            self._start(request, buffer[end:])
         return True
 
-    def _start(self, request: RequestLines, rest: bytes) -> None:
+    def _start(self, request: RequestLines, rest: Chunk) -> None:
         listener = self._listener
         length = request.length
         if length > listener.config.max_body_bytes:
@@ -206,16 +211,18 @@ class ClientConnection(asyncio.Protocol):
         self.http_1_0 = request.http_1_0
         self._keep_alive = request.keep_alive
         self.read_deadline_s = NEVER
-        complete = True
-        if length == len(rest):  # all of it and no more: nearly every request
-            body, self._buffer = rest, b""
-        elif 0 <= length < len(rest):
-            body, self._buffer = rest[:length], rest[length:]
-        else:
-            self._body, self._body_bytes, self._buffer = body_reader(length), 0, b""
-            body, complete = self._take(rest) if rest else (b"", False)
-            self._expecting = request.expects_continue and not complete and not body
-            if not complete and not self._expecting:
+        body, complete, self._buffer = rest, True, b""
+        if length < 0:
+            self._body, self._body_bytes = body_reader(length), 0
+            body, complete = self._take(bytes(rest)) if rest else (b"", False)
+        elif length < len(rest):
+            body, self._buffer = rest[:length], bytes(rest[length:])
+        elif length > len(rest):
+            self._body, self._body_bytes = FixedBody(length - len(rest)), 0
+            complete = False
+        if not complete:
+            self._expecting = request.expects_continue and not body
+            if not self._expecting:
                 self.read_deadline_s = listener.now_s + listener.config.body_timeout_s
         self._stream = stream = listener.stream(self, request, body, complete)
         stream.open()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from tidegate.proxy.seam import Chunk
+
 log = logging.getLogger("tidegate.proxy")
 
 
@@ -22,10 +24,10 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[asyncio.Transport, bytes]] = []
+        self._waiting: list[tuple[asyncio.Transport, Chunk]] = []
         self._size = 0
 
-    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+    def write(self, transport: asyncio.Transport, data: Chunk) -> None:
         if not self._waiting:
             self._loop.call_soon(self.flush)
         self._waiting.append((transport, data))

@@ -23,7 +23,7 @@ from tidegate.proxy.hangup import HangupWatch
 from tidegate.proxy.http1_head import RequestLines
 from tidegate.proxy.http1_server import LINGER_S, ClientConnection, Stream
 from tidegate.proxy.pool import Pool
-from tidegate.proxy.seam import Handler, RequestHead
+from tidegate.proxy.seam import Chunk, Handler, RequestHead
 
 TICK_MAX_S = 1.0
 TICKS_PER_TIMEOUT = 4  # a short time limit (tests) is late by a quarter of itself at most
@@ -89,7 +89,7 @@ class Listener:
             self._alone.set()
         self.hangups.forget(connection)
 
-    def stream(self, connection: ClientConnection, request: RequestLines, body: bytes, complete: bool) -> Stream:
+    def stream(self, connection: ClientConnection, request: RequestLines, body: Chunk, complete: bool) -> Stream:
         """What answers the request; `body` is what came with its head."""
         length = request.length
         head = RequestHead(request.method, request.target, request.headers, length if length > 0 else None)

@@ -12,40 +12,40 @@ from tidegate.proxy import chunked
 
 if TYPE_CHECKING:
     from tidegate.proxy.relay import Listener
+    from tidegate.proxy.seam import Chunk
 
 
 class RequestBody:
     __slots__ = ("_chunked", "_chunks", "_listener", "_size", "complete", "whole")
 
-    def __init__(self, listener: Listener, data: bytes, *, complete: bool, is_chunked: bool) -> None:
+    def __init__(self, listener: Listener, data: Chunk, *, complete: bool, is_chunked: bool) -> None:
         self._listener = listener
         self._chunked = is_chunked
-        self._chunks = [data]
+        self._chunks: list[Chunk] = [data]
         self._size = len(data)
         listener.replay_bytes += self._size
         self.complete = complete  # the client has sent all of it
         self.whole = True  # all that has come is still here
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: Chunk) -> None:
         if self.whole:
             self._chunks.append(data)
             self._size += len(data)
             self._listener.replay_bytes += len(data)
 
-    def payload(self) -> bytes:
+    def payload(self) -> Chunk:
         """All that has come; only if `whole`."""
         chunks = self._chunks
         if len(chunks) > 1:
             chunks[:] = [b"".join(chunks)]
         return chunks[0]
 
-    def framed(self, data: bytes) -> bytes:
+    def framed(self, data: Chunk) -> Chunk:
         """As it goes on to a replica; `data` must be the last that came."""
         if not self._chunked:
             return data
-        if data:
-            data = chunked.encode(data)
-        return data + chunked.LAST_CHUNK if self.complete else data
+        coded = chunked.encode(bytes(data)) if data else b""
+        return coded + chunked.LAST_CHUNK if self.complete else coded
 
     def full(self) -> bool:
         """Too much has come to read on before any of it is sent."""

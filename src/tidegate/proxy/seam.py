@@ -21,6 +21,7 @@ from tidegate.types import Outcome
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # as received: order, case and duplicates kept
 AsgiApp: TypeAlias = Any
+Chunk: TypeAlias = bytes | memoryview  # a long body is not copied out of what was read
 
 Verdict: TypeAlias = Literal["wait", "pass", "retry"]
 """On a response whose head is still kept back: wait for more, send it on, or give the request to another replica."""
@@ -56,7 +57,7 @@ class RequestHead:
 class Meter(Protocol):
     """Watches the bytes of one exchange pass, to learn what it cost. Never changes them."""
 
-    def request_body(self, chunk: bytes) -> None: ...
+    def request_body(self, chunk: Chunk) -> None: ...
     def response_head(self, status: int, headers: Headers) -> Verdict:
         """`wait` keeps the head back until `response_body` says otherwise (at most 16 KiB of body are kept back; past
         that the head is sent on)."""

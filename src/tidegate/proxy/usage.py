@@ -21,7 +21,7 @@ from msgspec import Struct
 from tidegate.proxy.aborts import stream_start, turned_away, whole_reply
 from tidegate.proxy.reply import decode
 from tidegate.proxy.scan import CountScanner, IdCounter
-from tidegate.proxy.seam import Headers, RequestHead, Verdict
+from tidegate.proxy.seam import Chunk, Headers, RequestHead, Verdict
 from tidegate.proxy.tokens import TokenRatios
 
 PROGRESS_TOKENS = 128  # between two reports of a stream's growth: eight of vLLM's blocks, a second or more of a stream
@@ -93,7 +93,7 @@ class UsageMeter:
         self._watcher = watcher
 
     # --- what the relay tells ----------------------------------------------------------------------------------------
-    def request_body(self, chunk: bytes) -> None:
+    def request_body(self, chunk: Chunk) -> None:
         self._request_bytes += len(chunk)
 
     def response_head(self, status: int, headers: Headers) -> Verdict:
