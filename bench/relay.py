@@ -36,15 +36,20 @@ TARGETS = [  # case, rival, least ratio
 ]
 
 
-def bodies() -> dict[str, bytes]:
+def cases() -> dict[str, tuple[str, bytes]]:
+    """Path and body. Token ids go by three APIs: OpenAI's, vLLM's (verifiers, prime-rl, SkyRL), SGLang's (slime)."""
     ids = [(i * 7919) % 152_000 for i in range(32_768)]
     small = {"model": "m", "prompt": "a" * 30, "max_tokens": 1, "temperature": 1.0}
-    return {
-        "0.1 KB": json.dumps(small).encode(),
-        "16 KB": json.dumps(small | {"prompt": "a" * 16_000}).encode(),
-        "32k ids": json.dumps(small | {"prompt": ids}).encode(),
-        "SSE 50": json.dumps(small | {"stream": True}).encode(),
+    sampling = {"max_tokens": 1, "temperature": 1.0, "logprobs": 1}
+    bodies = {
+        "0.1 KB": ("/v1/completions", small),
+        "16 KB": ("/v1/completions", small | {"prompt": "a" * 16_000}),
+        "32k ids": ("/v1/completions", small | {"prompt": ids}),
+        "32k vllm": ("/inference/v1/generate", {"token_ids": ids, "sampling_params": sampling}),
+        "32k sgl": ("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}),
+        "SSE 50": ("/v1/completions", small | {"stream": True}),
     }
+    return {name: (path, json.dumps(body).encode()) for name, (path, body) in bodies.items()}
 
 
 def install() -> None:
@@ -121,12 +126,10 @@ def router(name: str, port: int, upstream: int, directory: Path, *, bare: bool) 
     return vllm_router(port, replica) if name == "vllm-router" else gate(port, replica, bare=bare)
 
 
-def load(port: int, body: Path, seconds: int) -> dict[str, float]:
+def load(port: int, path: str, body: Path, seconds: int) -> dict[str, float]:
     url = f"http://127.0.0.1:{port}"
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(FILES / "load.lua"), url]
-    text = subprocess.run(
-        [*command, "--", "/v1/completions", str(body)], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([*command, "--", path, str(body)], capture_output=True, text=True, check=True).stdout
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     assert rate is not None, text
     if "Non-2xx" in text or "Socket errors" in text:
@@ -166,19 +169,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[dict[str,
                 port = free_port()
                 command = router(name, port, upstream, directory, bare=arguments.bare)
                 routers[upstream][name] = (port, start(command, port))
-        for case, body in bodies().items():
+        for case, (path, body) in cases().items():
             if arguments.case and case not in arguments.case:
                 continue
-            path = directory / "body.json"
-            path.write_bytes(body)
+            file = directory / "body.json"
+            file.write_bytes(body)
             group = routers[streaming if case.startswith("SSE") else fixed]
             results[case] = {name: [] for name in group}
             for turn in range(arguments.rounds):
                 for name, (port, process) in group.items():
                     if not turn:
-                        load(port, path, 1)  # warm
+                        load(port, path, file, 1)  # warm
                     before = cpu_s(process)
-                    figure = load(port, path, arguments.seconds)
+                    figure = load(port, path, file, arguments.seconds)
                     figure["cpu_us"] = (cpu_s(process) - before) / (figure["per_s"] * arguments.seconds) * 1e6
                     results[case][name].append(figure)
                     print(f"{case:8} {turn} {name:12} {figure}", file=sys.stderr, flush=True)
