@@ -20,6 +20,7 @@ from tidegate.policy.ledger import Ledger
 from tidegate.policy.misa import Misa, MisaT
 from tidegate.policy.params import CoreParams
 from tidegate.policy.session_admission import SessionAdmission
+from tidegate.policy.working_set import WorkingSetPolicy
 
 PolicyFactory: TypeAlias = Callable[[Ledger, CoreParams, int], Policy]
 
@@ -37,4 +38,5 @@ def policies() -> dict[str, PolicyFactory]:
         "session_admission": SessionAdmission,
         "misa": Misa,
         "misa_t": MisaT,
+        "working_set": WorkingSetPolicy,
     }

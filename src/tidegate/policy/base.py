@@ -12,13 +12,14 @@ remaining hooks tell it what changed; books are already up to date when they are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from tidegate.policy.entities import ClassLedger, Replica, Request, Session
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import Rotation
-from tidegate.types import ReplicaResidency, ReplicaSample
+from tidegate.types import ReplicaResidency, ReplicaSample, RequestEnded
 
 NO_INPUTS: dict[str, float] = {}
 
@@ -46,7 +47,16 @@ class Policy(Protocol):
         """Whose head is tried first when room appears."""
         ...
 
+    def resumable(self) -> Iterable[Request]:
+        """Held continuations to ask `proceed` for again, now; each is tried before the next one is drawn."""
+        ...
+
     def placed(self, request: Request, replica: Replica) -> None: ...
+    def progressed(self, request: Request) -> None: ...
+    def answered(self, request: Request, event: RequestEnded) -> None:
+        """A request that ran has ended, however."""
+        ...
+
     def ended(self, session: Session) -> None: ...
     def replica_added(self, replica: Replica) -> None: ...
     def replica_removed(self, replica: Replica) -> None: ...
@@ -82,7 +92,16 @@ class Base:
         """The class whose longest-waiting head came first: without caps, first come, first served over all."""
         return min(waiting, key=_head_arrival)
 
+    def resumable(self) -> Iterable[Request]:
+        return ()
+
     def placed(self, request: Request, replica: Replica) -> None:
+        pass
+
+    def progressed(self, request: Request) -> None:
+        pass
+
+    def answered(self, request: Request, event: RequestEnded) -> None:
         pass
 
     def ended(self, session: Session) -> None:

@@ -249,6 +249,38 @@ class MisaParams(Struct, frozen=True, kw_only=True):
     ] = 4096
 
 
+class WorkingSetParams(Struct, frozen=True, kw_only=True):
+    resident_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="theta: the sessions that may go on claim at most this part of a replica's KV. Partly filled "
+            "blocks and what requests generate until the next turn boundary take the rest.",
+        ),
+    ] = 0.95
+    admit_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="alpha: a new session enters while the expected claims fit in this part; below theta, so that "
+            "growth pauses nobody most of the time.",
+        ),
+    ] = 0.9
+    pause_limit_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A continuation paused for this long goes on, whatever it evicts: half of the 600 s after "
+            "which OpenAI's client libraries give up.",
+        ),
+    ] = 300.0
+    count_running: Annotated[bool, Meta(description="Ablation.")] = False
+    migrate: Annotated[bool, Meta(description="Ablation.")] = True
+    share_prefixes: Annotated[bool, Meta(description="Ablation.")] = True
+
+
 class PlacementParams(Struct, frozen=True, kw_only=True):
     candidates: Annotated[
         int,
@@ -317,6 +349,7 @@ class CoreParams(Struct, frozen=True, kw_only=True):
     occupancy: OccupancyParams = OccupancyParams()
     pressure: PressureParams = PressureParams()
     misa: MisaParams = MisaParams()
+    working_set: WorkingSetParams = WorkingSetParams()
     cache_aware: CacheAwareParams = CacheAwareParams()
     static_cap: StaticCapParams = StaticCapParams()
     consistent_hash: ConsistentHashParams = ConsistentHashParams()

@@ -7,7 +7,8 @@ from typing import Final
 PLACE: Final[dict[str, str]] = {
     "admitted": "a new session entered",
     "continuation": "a request of an admitted session, on its replica",
-    "routed": "a request of a known session, routed anew by a policy that does not pin sessions",
+    "routed": "a request of a known session, routed anew by a policy that does not pin sessions, or that moved it to "
+    "a replica with room",
     "repinned": "its replica is gone or not usable: the session moved",
     "retried": "the replica failed before the first byte: another one",
 }
@@ -20,6 +21,7 @@ HOLD: Final[dict[str, str]] = {
     "capacity_unknown": "no replica with room reports its KV capacity",
     "stale_state": "no replica with room has reported lately",
     "no_replica": "no replica is usable",
+    "not_resident": "its session does not fit beside older ones: paused at its turn boundary",
     "pool_paused": "generation is paused (a weight update)",
     "queued": "others of its class wait already, or its own session does",
 }

@@ -34,6 +34,7 @@ class Scheduler:
         self._out: list[t.AnyDecision] = []
         self._room = False  # something changed that may let a held session in
         self._go_on = False  # something changed that may let a held continuation run
+        self._freed = False  # memory came free: the policy knows which continuations that may let run
         self._on: dict[type, Callable[[Any], None]] = {
             t.RequestArrived: self._arrived,
             t.RequestEnded: self._ended,
@@ -72,11 +73,11 @@ class Scheduler:
         out: list[t.AnyDecision] = []
         self._out = out
         self._on[type(event)](event)
-        if self._room or self._go_on:
+        if self._room or self._go_on or self._freed:
             if len(self.holds):
                 self._recheck()
             else:
-                self._room = self._go_on = False
+                self._room = self._go_on = self._freed = False
         return out
 
     def view(self, now_s: float) -> t.PoolView:
@@ -189,6 +190,7 @@ class Scheduler:
         request = self.ledger.requests.get(event.request)
         if request is not None:
             self.ledger.progress(request, event.completion_tokens)
+            self.policy.progressed(request)
 
     def _returned(self, event: t.RequestReturned) -> None:
         request = self.ledger.requests.get(event.request)
@@ -204,7 +206,11 @@ class Scheduler:
         if request is None:
             return
         self.holds.remove(request)
+        ran = request.replica is not None
         self.ledger.end_request(request, event)
+        if ran:
+            self.policy.answered(request, event)
+            self._freed = bool(self.holds.continuations)
         session = request.session
         if event.final and session.state == LIVE and session.listed:
             self._end(session, "finished")
@@ -364,6 +370,9 @@ class Scheduler:
             self._go_on = False
             for request in list(self.holds.continuations.values()):
                 self._proceed(request)
+        self._freed = False
+        for request in self.policy.resumable():
+            self._proceed(request)
         if self._room:
             self._room = False
             self._recheck_new()
