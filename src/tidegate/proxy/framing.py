@@ -75,13 +75,10 @@ REQUEST_RULES = Rules(
     }
 )
 RESPONSE_RULES = Rules({**HOP_BY_HOP, b"upgrade": DROP})
-SINGLE_TOKENS = frozenset((b"keep-alive", b"close"))  # of Connection; nearly all that are seen
 NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
 
 
 def _tokens(value: bytes) -> list[bytes]:
-    if value in SINGLE_TOKENS:
-        return [value]
     return [token.strip(b" \t").lower() for token in value.split(b",")]
 
 
@@ -150,7 +147,8 @@ def request_framing(request: RequestLines) -> RequestLines:
             if not _valid_host(value):
                 raise InvalidHead("Invalid Host")
         elif rule == CONNECTION_IS:
-            named += _tokens(value)
+            if value != b"keep-alive" or request.http_1_0:
+                named += _tokens(value)
         elif rule == EXPECT_IS:
             if value.lower() != b"100-continue":
                 raise RequestError("Unknown expectation", status=417, reason="expectation_failed")
@@ -206,7 +204,7 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
                 drop.append(at)
         else:
             drop.append(at)
-            if rule == CONNECTION_IS:
+            if rule == CONNECTION_IS and (value != b"keep-alive" or response.http_1_0):
                 named += _tokens(value)
     if named:
         keep_alive = (keep_alive or b"keep-alive" in named) and b"close" not in named
