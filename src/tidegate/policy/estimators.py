@@ -256,15 +256,15 @@ class IdleGaps:
     """The gaps between a class's requests, and the idle TTL that follows from them.
 
     A histogram with bins of 20 %, halved when it is full, so that it follows a change. The TTL is a high quantile
-    times a factor, within a floor and a ceiling. A class whose sessions have never come back, though many are idle, is
-    one of single requests: the floor.
+    times a factor, within a floor and a ceiling. A class whose sessions have never come back, though many are idle or
+    have expired, is one of single requests: the floor.
     """
 
     RATIO: Final = 1.2
     FIRST_S: Final = 0.05
     BINS: Final = 80  # up to 30 h
     FULL: Final = 4096
-    __slots__ = ("_counts", "_fresh", "_params", "_total", "_ttl_s")
+    __slots__ = ("_counts", "_fresh", "_params", "_total", "_ttl_s", "expired")
 
     def __init__(self, params: LedgerParams) -> None:
         self._params = params
@@ -272,6 +272,7 @@ class IdleGaps:
         self._total = 0
         self._fresh = 0  # gaps since the TTL was worked out
         self._ttl_s = params.idle_ttl_initial_s
+        self.expired = 0  # sessions that ended by idling
 
     def record(self, gap_s: float) -> None:
         if not self._counts:
@@ -288,9 +289,24 @@ class IdleGaps:
     def samples(self) -> int:
         return self._total
 
+    def long_from_s(self, rest_s: float, tail: float) -> float:
+        """The idle time from which a gap is expected to go on for longer than `rest_s`, among the longest `tail` of
+        gaps; inf: there is none. The rest is that of the observed gaps that got as far: with their heavy tail, the
+        longer one has lasted, the longer it will."""
+        found, above, sum_s = float("inf"), 0, 0.0
+        for j in range(len(self._counts) - 1, 0, -1):
+            from_s = self.FIRST_S * self.RATIO ** (j - 1)
+            above += self._counts[j]
+            sum_s += self._counts[j] * from_s * (1.0 + self.RATIO) / 2.0
+            if above > tail * self._total:
+                break
+            if above and sum_s / above - from_s > rest_s:
+                found = from_s
+        return found
+
     def ttl_s(self, idle_sessions: int) -> float:
         params = self._params
-        if self._total + idle_sessions < params.idle_gap_min_samples:
+        if self._total + self.expired + idle_sessions < params.idle_gap_min_samples:
             return params.idle_ttl_initial_s
         if not self._total:
             return params.idle_ttl_floor_s

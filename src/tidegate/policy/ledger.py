@@ -148,6 +148,7 @@ class Ledger(ReplicaBooks):
         klass.ended += 1
         completed = self._completed(session, state, cause)
         klass.completed += completed
+        klass.gaps.expired += cause == "expired"
         if session.listed:
             klass.idle.pop(session.id, None)
             del self.sessions[session.id]

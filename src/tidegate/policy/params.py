@@ -58,7 +58,11 @@ class LedgerParams(Struct, frozen=True, kw_only=True):
     ] = 4.0
     idle_gap_min_samples: Annotated[
         int,
-        Meta(ge=1, description="Observed gaps, or sessions idle now, before the TTL is learned. 32 put the 0.9 in."),
+        Meta(
+            ge=1,
+            description="Observed gaps, and sessions idle now or expired, before the TTL is learned: 32 show a "
+            "thirtieth.",
+        ),
     ] = 32
 
 

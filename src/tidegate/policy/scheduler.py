@@ -19,6 +19,7 @@ from tidegate import types as t
 from tidegate.policy import policies
 from tidegate.policy.control import control_step
 from tidegate.policy.entities import HELD, LIVE, OPENED, ClassLedger, Request, Session
+from tidegate.policy.expiry import expired
 from tidegate.policy.holds import Holds
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
@@ -287,16 +288,6 @@ class Scheduler:
             self._out.append(ended)
             self._room = True
 
-    def _expire(self) -> None:
-        now_r = self.ledger.now_r
-        for klass in self.ledger.classes:
-            idle = klass.idle
-            while idle:
-                session = next(iter(idle.values()))
-                if now_r - session.last_active_r < klass.gaps.ttl_s(len(idle)):
-                    break
-                self._end(session, "expired")
-
     # --- replicas ----------------------------------------------------------------------------------------------
     def _replica_added(self, event: t.ReplicaAdded) -> None:
         known = self.ledger.replicas.get(event.replica)
@@ -356,7 +347,8 @@ class Scheduler:
         self._room = True
 
     def _tick(self, event: t.Tick) -> None:
-        self._expire()
+        for session in expired(self.ledger):
+            self._end(session, "expired")
         self._time_out()
         control_step(self.ledger)
         self.policy.tick()

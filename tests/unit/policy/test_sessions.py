@@ -127,7 +127,27 @@ def test_a_class_whose_sessions_never_come_back_expires_at_the_floor() -> None:
     for i in range(40):
         shell.turn(f"once-{i}")
     assert ended(shell.tick(59.0)) == []
-    assert len(ended(shell.tick(2.0))) >= 9  # until fewer than the least number of samples are idle
+    assert len(ended(shell.tick(2.0))) == 40
+
+
+def test_dead_sessions_do_not_stop_a_pool_that_others_wait_for() -> None:
+    """Four sessions whose client died fill the only replica, before their class has taught any gap."""
+    shell = Shell("static_cap", 1, params=CoreParams(static_cap=StaticCapParams(cap=4)))
+    for i in range(4):
+        shell.turn(f"dead-{i}")
+    waiting = held(shell.arrive("new")).request
+    assert ended(shell.tick(49.0)) == []
+    decisions = shell.tick(12.0)
+    assert [e.session for e in ended(decisions)] == ["dead-0"]
+    assert [p.request for p in placed(decisions)] == [waiting]
+    assert ended(shell.tick(30.0)) == []  # the replica works again: the others may still come back
+
+
+def test_idle_sessions_keep_their_place_while_nobody_waits() -> None:
+    shell = Shell("static_cap", 1, params=CoreParams(static_cap=StaticCapParams(cap=4)))
+    for i in range(4):
+        shell.turn(f"slow-{i}")
+    assert ended(shell.tick(1000.0)) == []
 
 
 def test_a_return_after_expiry_teaches_the_ttl() -> None:
