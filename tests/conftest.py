@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import structlog
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,6 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Gates that run in a test's own process must not log into a stdout that a command under test writes to.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
     config.addinivalue_line("markers", "embedded: needs what only the embedded engine has")
 
 
