@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,16 @@ def fit_command(
 @click.argument("source", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out, and say which.")
-def convert_command(source: Path, target: Path, skip_bad: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="What was written and left out, as JSON.")
+def convert_command(source: Path, target: Path, skip_bad: bool, as_json: bool) -> None:
     """Sessions of another format to ours: rollout lengths, Mooncake, Azure CSV, or a gate's decision log."""
     trace = read_sessions(source, skip_bad=skip_bad)
     write_sessions(trace.sessions, target)
     turns = sum(len(session.turns) for session in trace.sessions)
+    if as_json:
+        found = {"sessions": len(trace.sessions), "turns": turns, "skipped": trace.skipped, "target": str(target)}
+        click.echo(json.dumps(found))
+        return
     click.echo(f"{len(trace.sessions)} sessions, {turns} turns, {len(trace.skipped)} bad lines left out: {target}")
     for message in trace.skipped[:20]:
         click.echo(f"left out: {message}", err=True)

@@ -19,8 +19,12 @@ from rich.text import Text
 @click.argument("url", default="http://127.0.0.1:30000")
 @click.option("--period", "period_s", default=1.0, type=click.FloatRange(min=0.1), help="Seconds between readings.")
 @click.option("--once", is_flag=True, help="Show it once and end.")
-def top(url: str, period_s: float, once: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Each reading as one line of JSON: the gate's /state.")
+def top(url: str, period_s: float, once: bool, as_json: bool) -> None:
     """Watch a running gate in the terminal."""
+    if as_json:
+        print_lines(url, period_s, once)
+        return
     console = Console()
     if once:
         console.print(screen(read_state(url)))
@@ -36,6 +40,18 @@ def top(url: str, period_s: float, once: bool) -> None:
                 time.sleep(period_s)
             except KeyboardInterrupt:
                 return
+
+
+def print_lines(url: str, period_s: float, once: bool) -> None:
+    """For scripts: an unreachable gate ends it."""
+    while True:
+        click.echo(json.dumps(read_state(url)))
+        if once:
+            return
+        try:
+            time.sleep(period_s)
+        except KeyboardInterrupt:
+            return
 
 
 def read_state(url: str) -> dict[str, Any]:

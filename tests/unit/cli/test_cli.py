@@ -187,6 +187,11 @@ async def test_doctor_says_what_is_well_and_what_is_not(gate: Gate) -> None:
     assert f"✗ {down}" in text
 
 
+async def test_top_gives_the_state_to_scripts(gate: Gate) -> None:
+    result = await asyncio.to_thread(run, "top", gate.url, "--once", "--json")
+    assert json.loads(result.stdout)["policy"] == gate.config.policy
+
+
 @pytest.mark.parametrize("command", ["top", "doctor"])
 def test_no_gate_there_is_said_in_one_line(command: str) -> None:
     result = run(command, "http://127.0.0.1:9", *(["--once"] if command == "top" else []))
