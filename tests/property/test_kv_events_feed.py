@@ -47,8 +47,7 @@ class FeedMachine(RuleBasedStateMachine):
         return self.now_s
 
     def replay(self) -> None:
-        self.restart_unseen = False
-        again = True
+        again, restarts = True, self.feed.restarts
         while again:
             first, batches, again = self.feed.replay_from, 0, False
             for seq, payload in list(self.publisher.buffer):
@@ -56,6 +55,8 @@ class FeedMachine(RuleBasedStateMachine):
                     again = not self.feed.offer_replayed(seq, payload)
                     batches += 1
             again = again or not self.feed.replayed(batches)
+        if self.feed.restarts > restarts:  # else a restart may have looked like the next batch: only its metrics tell
+            self.restart_unseen = False
 
     def deliver(self, seq: int, payload: bytes, *, replay_works: bool) -> None:
         if not self.feed.offer(seq, payload):
