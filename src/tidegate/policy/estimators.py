@@ -289,21 +289,6 @@ class IdleGaps:
     def samples(self) -> int:
         return self._total
 
-    def long_from_s(self, rest_s: float, tail: float) -> float:
-        """The idle time from which a gap is expected to go on for longer than `rest_s`, among the longest `tail` of
-        gaps; inf: there is none. The rest is that of the observed gaps that got as far: with their heavy tail, the
-        longer one has lasted, the longer it will."""
-        found, above, sum_s = float("inf"), 0, 0.0
-        for j in range(len(self._counts) - 1, 0, -1):
-            from_s = self.FIRST_S * self.RATIO ** (j - 1)
-            above += self._counts[j]
-            sum_s += self._counts[j] * from_s * (1.0 + self.RATIO) / 2.0
-            if above > tail * self._total:
-                break
-            if above and sum_s / above - from_s > rest_s:
-                found = from_s
-        return found
-
     def ttl_s(self, idle_sessions: int) -> float:
         params = self._params
         if self._total + self.expired + idle_sessions < params.idle_gap_min_samples:

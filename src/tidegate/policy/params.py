@@ -260,7 +260,7 @@ class WorkingSetParams(Struct, frozen=True, kw_only=True):
             gt=0,
             le=1,
             description="theta: the sessions that may go on claim at most this part of a replica's KV. Partly filled "
-            "blocks and what requests generate until the next turn boundary take the rest.",
+            "blocks and what requests generate until their next turn boundary take the rest.",
         ),
     ] = 0.95
     admit_fraction: Annotated[
@@ -280,9 +280,16 @@ class WorkingSetParams(Struct, frozen=True, kw_only=True):
             "which OpenAI's client libraries give up.",
         ),
     ] = 300.0
-    count_running: Annotated[bool, Meta(description="Ablation.")] = False
-    migrate: Annotated[bool, Meta(description="Ablation.")] = True
-    share_prefixes: Annotated[bool, Meta(description="Ablation.")] = True
+    prior_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of a replica that a session is expected to grow to while none of its class has ended "
+            "(estimators.footprint_prior_tokens at most): small, because sessions that turn out larger are paused, "
+            "and memory that waits for the first ends serves nobody.",
+        ),
+    ] = 0.03125
 
 
 class PlacementParams(Struct, frozen=True, kw_only=True):

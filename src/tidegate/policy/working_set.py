@@ -2,13 +2,15 @@
 
 Thrashing is Denning's problem and has Denning's answer. On each replica, with C its KV capacity:
 
-    resident    the longest prefix of its live sessions, oldest admission first, whose claims sum to <= theta C
+    resident    the longest prefix of its live sessions, oldest admission first, whose claims sum to <= theta C together
+                with what running requests of newer sessions pin until they end
     continue    requests of resident sessions pass. A continuation of a newer one is held at its turn boundary (paused)
                 until it fits; a session is never stopped in the middle of a generation. The oldest always passes, and
                 so does one that has waited for `pause_limit_s`: there is no deadlock, and every wait is bounded
     enter       while what the live sessions are expected to hold, the newcomer included, fits in alpha C at every
-                horizon (working_set_forecast.py): the mean, without a margin for its error, which is what pausing is
-                for. An empty replica takes one always
+                horizon (working_set_forecast.py), and they are no more than alpha C over their mean claim: without the
+                cap, a young cohort is followed by a pause of all admissions when it is grown. Both are means, without
+                a margin for their error, which is what pausing is for. An empty replica takes one always
     move        a session that has been paused for longer than its prompt takes to compute goes to a replica that has
                 room for it: waiting costs more by then than its KV is worth
 
@@ -16,8 +18,8 @@ Claims and their sums are in working_set_replica.py. Growth beyond theta pauses 
 the smallest. Room that comes free is offered to paused sessions first, oldest first, one try more than fit; then to new
 ones, first come first served over all classes.
 
-A session admitted to a replica of unknown capacity or stale state is never paused; new ones enter there up to a small
-fixed number.
+A session on a replica of unknown capacity or stale state is never paused; new ones enter there up to a small fixed
+number.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from tidegate.types import ReplicaSample, RequestEnded
 
 # First prompts of a class remembered for what they found cached: the least of them is what all share.
 SHARED_SAMPLES: Final = 8
+TOLD_TOKENS: Final = 128  # unseen growth worth telling, and more than a request can have waited for its prefill
 
 
 class WorkingSetPolicy(Sticky):
@@ -50,6 +53,7 @@ class WorkingSetPolicy(Sticky):
         self.claims: dict[Session, Claim] = {}
         self.outlook = Outlook(ledger.classes)
         self._admitted = 0  # ranks given
+        self._mean_claim_tokens = 1.0  # 1: nothing known, no cap
         self._found: dict[Hashable, deque[int]] = {}  # by class: cached tokens of first prompts
         self._closed: list[int] = []  # by class: replicas found closed since they last had room freed
         self._why: list[Choice] = []
@@ -106,8 +110,11 @@ class WorkingSetPolicy(Sticky):
             inputs = {"sessions": live, "cap": cap, "fill": float(live)}
             reason = "capacity_unknown" if capacity is None else "stale_state"
             return slot, Choice(replica, "admitted", inputs) if live < cap else Choice(None, reason, inputs)
-        needed = self._needed(replica, request, newcomer)
         room = self.own.admit_fraction * capacity
+        cap = max(1, int(room / self._mean_claim_tokens))
+        if live >= cap:
+            return slot, Choice(None, "replica_cap", {"sessions": live, "cap": cap})
+        needed = self._needed(replica, request, newcomer)
         inputs = {"sessions": live, "needed_tokens": needed, "capacity_tokens": room, "fill": needed / capacity}
         if needed > room and live:
             return slot, Choice(None, "occupancy", inputs)
@@ -144,9 +151,7 @@ class WorkingSetPolicy(Sticky):
         if replica.capacity_tokens is None or session.running or working_set.order.oldest() is session:
             return True
         limit = self.own.resident_fraction * replica.capacity_tokens
-        claimed = working_set.claimed_up_to(session, now_s)
-        if self.own.count_running:
-            claimed += working_set.pinned_after(session, now_s)
+        claimed = working_set.claimed_up_to(session, now_s) + working_set.pinned_after(session, now_s)
         if claimed <= limit or now_s - request.arrived_s >= self.own.pause_limit_s:
             return True
         return ledger.stale(replica, now_s)
@@ -160,7 +165,7 @@ class WorkingSetPolicy(Sticky):
         """Another replica that would take it as a new session, once its wait has cost more than its prefill."""
         ledger = self.ledger
         waited_s = ledger.now_s - request.arrived_s
-        if not self.own.migrate or waited_s < request.prompt_tokens / ledger.prefill_rate(replica):
+        if waited_s < request.prompt_tokens / ledger.prefill_rate(replica):
             return None
         others = self.candidates(request) & ~replica.bit
         if not others:
@@ -239,7 +244,7 @@ class WorkingSetPolicy(Sticky):
         working_set.freed = True
 
     def _learn_shared(self, session: Session, claim: Claim, working_set: WorkingSet, cached: int) -> None:
-        if not cached or not self.own.share_prefixes:
+        if not cached:
             return
         if session.group is None:
             found = self._found.setdefault(claim.key, deque(maxlen=SHARED_SAMPLES))
@@ -298,13 +303,31 @@ class WorkingSetPolicy(Sticky):
         working_set.freed = True
         self._reopen(replica.bit)
 
+    def _learn_mean_claim(self) -> None:
+        """kbar less what is shared, averaged over the unfinished sessions."""
+        doubted = prior_footprint_tokens(self.ledger)  # what kbar was blended with, in doubt
+        sessions = tokens = 0.0
+        for klass in self.ledger.classes:
+            if klass.demand:
+                doubt = klass.profile.doubt
+                observed = klass.profile.footprint_tokens - doubt * doubted
+                kbar = observed + doubt * self.outlook.prior_tokens
+                sessions += klass.demand
+                tokens += klass.demand * max(1.0, kbar - min(self._found.get(klass.name, (0,))))
+        self._mean_claim_tokens = tokens / sessions if sessions else 1.0
+
     def _prior_tokens(self) -> float:
-        return prior_footprint_tokens(self.ledger)
+        """Of a class of which nothing is known."""
+        known = [r.capacity_tokens for r in self.ledger.replicas.values() if r.capacity_tokens and not r.removed]
+        most = float(self.params.estimators.footprint_prior_tokens)
+        return min(most, self.own.prior_fraction * sum(known) / len(known)) if known else most
 
     # --- the control step --------------------------------------------------------------------------------------
     def tick(self) -> None:
+        self._tell_growth()
         self.outlook.prior_tokens = self._prior_tokens()
         self.outlook.step()
+        self._learn_mean_claim()
         slots = self.ledger.slots
         left = self.params.occupancy.sessions_per_step
         for _ in range(len(slots)):
@@ -317,6 +340,20 @@ class WorkingSetPolicy(Sticky):
             if left <= 0:
                 break
         self._reopen(-1)
+
+    def _tell_growth(self) -> None:
+        """Unseen growth is told to the ledger as progress, or the sizes of classes would be learned from those only
+        that have ended: the short ones first."""
+        ledger = self.ledger
+        for session, claim in self.claims.items():
+            for request_id, since in list(claim.growing.items()):
+                working_set = self.sets[claim.slot]
+                clock = int(working_set.clock.at(ledger.now_s))
+                if clock - since >= TOLD_TOKENS:
+                    request = ledger.requests[request_id]
+                    ledger.progress(request, request.completion_tokens + clock - since)
+                    claim.growing[request_id] = clock
+                    working_set.update(session, claim)
 
     def _rebuild(self, replica: Replica) -> None:
         working_set = self.set_of(replica)
