@@ -131,9 +131,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert model.state[decision.request] in ("new", "returned")
             assert decision.reason in reasons.HOLD
             if decision.session in admitted_before:  # a continuation waits only where nothing can run, or paused
-                assert decision.reason in ("pool_paused", "no_replica", "not_resident")
+                assert decision.reason in ("pool_paused", "no_replica", "not_resident", "paused")
                 assert self.scheduler.ledger.paused or decision.reason != "pool_paused"
                 assert decision.reason != "not_resident" or self.policy == "working_set"
+                assert decision.reason != "paused" or self.policy in ("aimd", "program", "adaptive_cap")
             elif self.waits_for_admission(decision):
                 klass = self.scheduler.ledger.requests[decision.request].session.klass
                 model.queues.setdefault(klass.name, []).append(decision.session)

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tidegate.policy.base import Policy
+from tidegate.policy.baselines.adaptive_cap import AdaptiveCap
+from tidegate.policy.baselines.aimd import Aimd
 from tidegate.policy.baselines.cache_aware import CacheAware
 from tidegate.policy.baselines.consistent_hash import ConsistentHash
 from tidegate.policy.baselines.least_requests import LeastRequests
+from tidegate.policy.baselines.program import Program
 from tidegate.policy.baselines.random_choice import PowerOfTwo, Random
 from tidegate.policy.baselines.round_robin import RoundRobin
 from tidegate.policy.baselines.static_cap import StaticCap
@@ -38,5 +41,8 @@ def policies() -> dict[str, PolicyFactory]:
         "session_admission": SessionAdmission,
         "misa": Misa,
         "misa_t": MisaT,
+        "aimd": Aimd,
+        "program": Program,
+        "adaptive_cap": AdaptiveCap,
         "working_set": WorkingSetPolicy,
     }

@@ -14,6 +14,7 @@ PLACE: Final[dict[str, str]] = {
 }
 HOLD: Final[dict[str, str]] = {
     "replica_cap": "every replica holds as many sessions as its cap allows",
+    "pool_cap": "the pool holds as many sessions as its cap allows",
     "class_cap": "the class holds as many sessions as its share allows",
     "reserved": "the replicas with room are kept for a class that waits for a slot as large as its sessions",
     "occupancy": "the expected footprints of the live sessions leave no room for one more",
@@ -22,6 +23,7 @@ HOLD: Final[dict[str, str]] = {
     "stale_state": "no replica with room has reported lately",
     "no_replica": "no replica is usable",
     "not_resident": "its session does not fit beside older ones: paused at its turn boundary",
+    "paused": "its session is paused at a turn boundary: the policy has more sessions admitted than it lets run",
     "pool_paused": "generation is paused (a weight update)",
     "queued": "others of its class wait already, or its own session does",
 }
