@@ -97,8 +97,6 @@ class UsageMeter:
         self._request_bytes += len(chunk)
 
     def response_head(self, status: int, headers: Headers) -> Verdict:
-        if self.status is not None:
-            self._begin_anew()
         self.status = status
         self.first_byte_s = self._watcher.now_s()
         length: int | None = None
@@ -158,15 +156,15 @@ class UsageMeter:
             completion = self._events if self._stream else ratios.estimate_reply(path, self._response_bytes)
         return Usage(prompt, completion, self._cached, True)
 
-    # --- inside ------------------------------------------------------------------------------------------------------
-    def _begin_anew(self) -> None:
-        """On another replica: nothing of the first reply counts."""
-        self.load_report = self._scanner = self._ids = self._kept = None
+    def begin_anew(self) -> None:
+        """A replica gave the request back: nothing of its reply, if there was one, is the next one's."""
+        self.status = self.first_byte_s = self.load_report = self._scanner = self._ids = self._kept = None
         self.wants_retry = self.aborted = self._stream = self._compressed = False
         self._events = self._response_bytes = 0
         self._prompt = self._completion = self._cached = None
         self._next_progress = PROGRESS_TOKENS
 
+    # --- inside ------------------------------------------------------------------------------------------------------
     def _keep(self, kept: bytes, chunk: bytes) -> Verdict:
         """While the head is kept back."""
         kept = kept + chunk if kept else chunk

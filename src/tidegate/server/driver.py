@@ -121,7 +121,11 @@ class Driver:
         if isinstance(event, ReplicaReset):
             self.counters.resets[event.replica, event.reason] += 1
             log.warning("replica's caches were lost", replica=event.replica, reason=event.reason)
-        self.handle(event)
+        try:
+            self.handle(event)
+        except Exception:  # it would end the monitor, and with it the replica
+            self.counters.faults += 1
+            log.exception("internal fault", where="observed", replica_event=type(event).__name__)
 
     def aborts_called(self) -> None:
         """Somebody aborts requests through the gate: replies of those that run now are not a draining replica's."""
@@ -131,11 +135,15 @@ class Driver:
         """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
         self.draining = True
         held = self.held()
+        for entry in held:  # all of them first: the end of one may make room for another, which is to be refused too
+            del self._entries[entry.exchange.id]
         for entry in held:
-            if self._entries.pop(entry.exchange.id, None) is not None:
-                self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
-                self._refuse(entry.exchange, _shutting_down())
+            self._turn_away(entry)
         return len(held)
+
+    def _turn_away(self, entry: Entry) -> None:
+        self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
+        self._refuse(entry.exchange, _shutting_down())
 
     @property
     def under_way(self) -> int:
@@ -234,6 +242,7 @@ class Driver:
             )
         else:
             self.replicas.connect_failed(replica, str(error))
+        entry.begin_anew()
         request = entry.exchange.id
         if entry.attempts < self._max_attempts:
             self.counters.retried[error.reason] += 1
@@ -302,7 +311,12 @@ class Driver:
     def _hold(self, decision: Hold) -> None:
         self.counters.held[decision.reason] += 1
         entry = self._entries.get(decision.request)
-        if entry is not None:
+        if entry is None:
+            return
+        if self.draining:  # its replica failed meanwhile, and nobody will place it again in time
+            del self._entries[decision.request]
+            self._turn_away(entry)
+        else:
             entry.hold_reason = decision.reason
 
     def _reject(self, decision: Reject) -> None:

@@ -369,6 +369,7 @@ def test_an_abort_call_that_comes_after_the_head_is_honoured_too() -> None:
 def test_what_a_first_replica_said_does_not_count_on_the_second() -> None:
     meter = meter_of()
     assert relay(meter, json.dumps(EMPTY_ABORTS["completions"][1]).encode()) == "retry"
+    meter.begin_anew()
     assert relay(meter, events({"choices": [{"text": "a"}]}), SSE) == "pass"
     assert not meter.aborted
     assert not meter.wants_retry

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.server.exchanges import JSON, A, B, Shell
 
 from tidegate.errors import ReplicaError, TidegateError
+from tidegate.policy.base import Choice
 from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
 from tidegate.server.prefix import chunk_hashes
 from tidegate.types import PoolPaused, PoolResumed, ReplicaHealth, SessionFinished
@@ -156,6 +157,37 @@ def test_an_abort_without_text_tells_the_monitor_and_is_tried_elsewhere(shell: S
     shell.answer(exchange)
 
 
+def test_what_a_first_replica_said_is_not_held_against_the_second(shell: Shell) -> None:
+    exchange = shell.open("s")
+    first = exchange.placed[0]
+    second = B if first == A else A
+    meter = exchange.meter
+    assert meter is not None
+    meter.response_head(200, [*JSON, (b"endpoint-load-metrics", b"TEXT x=1")])
+    meter.response_body(EMPTY_ABORT)
+    assert meter.response_end() == "retry"
+    shell.driver.returned(exchange, first, ReplicaError("refused", reason="replica_refused"))
+    shell.driver.returned(exchange, second, CLOSED)
+    assert shell.replicas.told == [("empty_abort", first), ("connect_failed", second)]
+
+
+def test_a_client_that_leaves_after_a_retry_teaches_nothing_of_the_second_replica(shell: Shell) -> None:
+    exchange = shell.open("s")
+    first = exchange.placed[0]
+    meter = exchange.meter
+    assert meter is not None
+    meter.response_head(200, [*JSON, (b"endpoint-load-metrics", b"TEXT x=1")])
+    meter.response_body(EMPTY_ABORT)
+    assert meter.response_end() == "retry"
+    shell.driver.returned(exchange, first, ReplicaError("refused", reason="replica_refused"))
+    shell.clock.advance(5.0)
+    shell.driver.ended(exchange, "aborted", None)
+    assert shell.replicas.told == [("empty_abort", first)]
+    counters = shell.driver.counters.of_class(None)
+    assert (sum(counters.first_byte_s.counts), counters.prompt_tokens, counters.completion_tokens) == (0, 0, 0)
+    assert sum(replica.kv_used_tokens for replica in shell.scheduler.view(shell.clock.now_s()).replicas) == 0
+
+
 def test_a_pool_that_drains_altogether_is_said_to(shell: Shell) -> None:
     exchange = shell.open("s")
     assert exchange.meter is not None
@@ -222,6 +254,15 @@ def test_a_fault_of_the_scheduler_is_contained(shell: Shell, monkeypatch: pytest
     assert shell.driver.counters.faults >= 1
     shell.answer(shell.open("s"))
     assert shell.at_rest
+
+
+def test_a_fault_at_what_a_monitor_saw_does_not_reach_the_monitor(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the monitor's task, and the replica would be left for good."""
+    monkeypatch.setattr(shell.scheduler, "handle", lambda event: 1 / 0)
+    shell.driver.observed(ReplicaHealth(at_s=shell.clock.now_s(), replica=A, usable=True))
+    assert shell.driver.counters.faults == 1
 
 
 def test_a_second_end_is_ignored(shell: Shell) -> None:
@@ -317,6 +358,33 @@ def test_a_shutdown_refuses_what_waits_and_what_comes_and_leaves_the_rest() -> N
     assert running.rejected is None
     assert shell.driver.under_way == 1
     shell.answer(running)
+    assert shell.at_rest
+
+
+def test_a_shutdown_places_none_of_those_that_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first in the queue is too large, those behind it are not: its end must not let them in."""
+    shell = Shell()
+    shell.add(A)
+    policy = shell.scheduler.policy
+    enter = policy.enter
+    fits = lambda request: Choice(None, "occupancy") if request.session.id == "large" else enter(request)  # noqa: E731
+    monkeypatch.setattr(policy, "enter", fits)
+    held = [shell.open(session) for session in ("large", "b", "c")]
+    assert shell.driver.refuse_all() == 3
+    assert [exchange.placed for exchange in held] == [[], [], []]
+    assert all(exchange.rejected is not None for exchange in held)
+    assert shell.at_rest
+
+
+def test_during_a_shutdown_what_would_have_to_wait_is_refused() -> None:
+    shell = Shell()
+    shell.add(A)
+    exchange = shell.open("s")
+    shell.driver.refuse_all()
+    shell.driver.handle(ReplicaHealth(at_s=shell.clock.now_s(), replica=A, usable=False))
+    shell.driver.returned(exchange, A, CLOSED)
+    assert exchange.rejected is not None
+    assert exchange.rejected.reason == "shutting_down"
     assert shell.at_rest
 
 
