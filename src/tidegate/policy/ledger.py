@@ -348,6 +348,7 @@ class Ledger(ReplicaBooks):
         if request.extra_tokens:
             self._set_tokens(session, session.tokens - request.extra_tokens)
             request.extra_tokens = 0
+        request.completion_tokens = 0  # elsewhere it starts over
         request.replica = None
         session.running -= 1
         replica.requests -= 1

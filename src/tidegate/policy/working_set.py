@@ -324,7 +324,6 @@ class WorkingSetPolicy(Sticky):
 
     # --- the control step --------------------------------------------------------------------------------------
     def tick(self) -> None:
-        self._tell_growth()
         self.outlook.prior_tokens = self._prior_tokens()
         self.outlook.step()
         self._learn_mean_claim()
@@ -335,20 +334,24 @@ class WorkingSetPolicy(Sticky):
             self._next_slot = slot + 1
             replica = slots[slot]
             if replica is not None:
+                self._tell_growth(replica)
                 self._rebuild(replica)
                 left -= len(replica.live) + 1
             if left <= 0:
                 break
         self._reopen(-1)
 
-    def _tell_growth(self) -> None:
+    def _tell_growth(self, replica: Replica) -> None:
         """Unseen growth is told to the ledger as progress, or the sizes of classes would be learned from those only
         that have ended: the short ones first."""
         ledger = self.ledger
-        for session, claim in self.claims.items():
-            for request_id, since in list(claim.growing.items()):
-                working_set = self.sets[claim.slot]
-                clock = int(working_set.clock.at(ledger.now_s))
+        working_set = self.set_of(replica)
+        clock = int(working_set.clock.at(ledger.now_s))
+        for session in replica.live:
+            claim = self.claims.get(session)
+            if claim is None or claim.slot != replica.slot:
+                continue
+            for request_id, since in claim.growing.items():
                 if clock - since >= TOLD_TOKENS:
                     request = ledger.requests[request_id]
                     ledger.progress(request, request.completion_tokens + clock - since)

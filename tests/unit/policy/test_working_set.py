@@ -199,3 +199,19 @@ def test_the_ledger_learns_of_unseen_growth_so_that_sizes_are_not_those_of_the_s
         shell.sample(shell.urls[0], running=1, generation_tokens_total=total)
     shell.tick(0.0, sampled=False)
     assert abs(shell.ledger.sessions["a"].tokens - 1100) <= 20
+
+
+def test_a_request_that_a_replica_gave_back_starts_over_elsewhere() -> None:
+    shell = pool(replicas=2, capacity=100_000)
+    for url in shell.urls:
+        shell.sample(url, running=0, generation_tokens_total=0)
+    place = shell.arrive("a", prompt_tokens=100)
+    assert isinstance(place, Place)
+    for total in (0, 1000, 2000):
+        shell.now_s += 5.0
+        shell.sample(place.replica, running=1, generation_tokens_total=total)
+    shell.tick(0.0, sampled=False)
+    assert shell.ledger.sessions["a"].tokens > 2000
+    shell.returned(shell.requests, place.replica)
+    assert shell.ledger.sessions["a"].tokens == 100
+    assert sum(each.claimed_tokens(shell.now_s) for each in policy(shell).sets) == 100
