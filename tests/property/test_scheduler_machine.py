@@ -25,9 +25,12 @@ from tidegate.policy import policies, reasons
 from tidegate.policy.entities import ENDED
 from tidegate.policy.misa import Misa
 from tidegate.policy.params import (
+    AdaptiveCapParams,
     AdmissionParams,
+    AimdParams,
     CoreParams,
     LedgerParams,
+    ProgramParams,
     ReplicaParams,
     StaticCapParams,
 )
@@ -94,6 +97,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             ledger=LedgerParams(max_sessions=10, max_classes=4, idle_ttl_initial_s=40.0, idle_gap_min_samples=6),
             replica=ReplicaParams(stale_after_s=15.0),
             static_cap=StaticCapParams(cap=2),
+            aimd=AimdParams(initial_window=3.0, interval_s=1.0, pause_limit_s=20.0),
+            program=ProgramParams(interval_s=1.0, resume_after_s=20.0),
+            adaptive_cap=AdaptiveCapParams(max_context_tokens=1_000, poll_s=1.0, pause_limit_s=20.0),
         )
         self.seed = seed
         self.capacity = capacity
@@ -275,8 +281,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             ReplicaHealth(at_s=self.now_s, replica=url, usable=usable, reason="ok" if usable else "health_failed")
         )
 
-    @rule(url=st.sampled_from(URLS), waiting=st.integers(0, 2), prompt=st.integers(0, 5000), share=st.floats(0, 1))
-    def sample(self, url: str, waiting: int, prompt: int, share: float) -> None:
+    @rule(
+        url=st.sampled_from(URLS),
+        waiting=st.integers(0, 2),
+        prompt=st.integers(0, 5000),
+        share=st.floats(0, 1),
+        used=st.sampled_from([None, 0.1, 0.95]),
+        preempted=st.booleans(),
+    )
+    def sample(self, url: str, waiting: int, prompt: int, share: float, used: float | None, preempted: bool) -> None:
         total, cached = self.totals[url]
         self.totals[url] = total + prompt, cached + int(prompt * share)
         self.send(
@@ -284,7 +297,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 at_s=self.now_s,
                 replica=url,
                 kv_capacity_tokens=self.capacity,
+                kv_used_fraction=used,
                 waiting=waiting,
+                preemptions_total=self.next_request if preempted else None,
                 prompt_tokens_total=self.totals[url][0],
                 cached_tokens_total=self.totals[url][1],
             )
