@@ -6,17 +6,20 @@
 
 `record` only appends to a queue. A thread encodes and writes what has gathered, every `flush_s`. When the disk cannot
 follow and more than `queue_lines` wait, lines are dropped: counted, and marked in the log by a gap line, since a
-request must not wait for the disk and a log with a hole must not look whole.
+request must not wait for the disk and a log with a hole must not look whole. What a full disk took of a batch is taken
+back, so that the log goes on with a whole line once there is room.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import structlog
@@ -64,9 +67,10 @@ class Recorder:
         self._closing = threading.Event()
         self._encoder = msgspec.json.Encoder()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("wb")
+        self._file: io.RawIOBase = path.open("wb", buffering=0)  # a buffer would keep what was counted as lost
+        self._end = 0  # of the last whole batch in the file
         header.started = header.started or datetime.now(UTC).isoformat(timespec="seconds")
-        self._file.write(self._encoder.encode(header) + b"\n")
+        self._put(self._encoder.encode(header) + b"\n")
         self._thread = threading.Thread(target=self._write_forever, name="decision-log", daemon=True)
         self._thread.start()
 
@@ -105,17 +109,30 @@ class Recorder:
             self._write_lines([pending.popleft() for _ in range(count)])
 
     def _write_lines(self, lines: list[Line | Gap]) -> None:
+        count = len(lines)
         if self._unwritten:
             lines.insert(0, Gap(self._unwritten))
+        data = self._encoder.encode_lines(lines)
         try:
-            data = self._encoder.encode_lines(lines)
-            self._file.write(data)
-            self._file.flush()
+            self._put(data)
         except OSError as exc:
-            self._unwritten += len(lines)
-            self.dropped += len(lines)
-            log.error("decision log not written", path=str(self._path), lines=len(lines), error=str(exc))
+            self._unwritten += count
+            self.dropped += count
+            log.error("decision log not written", path=str(self._path), lines=count, error=str(exc))
         else:
             self._unwritten = 0
             self.written += len(lines)
             self.bytes_written += len(data)
+
+    def _put(self, data: bytes) -> None:
+        """All of it or nothing."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError:
+            with contextlib.suppress(OSError):  # no regular file: nothing to take back
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            raise
+        self._end += len(data)

@@ -132,22 +132,34 @@ def test_lines_that_the_disk_is_too_slow_for_leave_a_gap_that_shows(
 def test_a_full_disk_is_counted_and_shows_in_the_log_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The disk takes half a batch, twice: none of it stays, and the log goes on with whole lines."""
     log = tmp_path / "log.jsonl"
     recorder = Recorder(log, header(), flush_s=60.0)
     file = recorder._file
 
     class Full:
-        def write(self, data: bytes) -> int:
-            raise OSError(28, "No space left on device")
+        truncate, seek = file.truncate, file.seek
+        takes = True
 
-    recorder.record(Tick(at_s=1.0), [])
+        def write(self, data: memoryview) -> int | None:
+            self.takes = not self.takes
+            if self.takes:
+                raise OSError(28, "No space left on device")
+            return file.write(data[: len(data) // 2])
+
     monkeypatch.setattr(recorder, "_file", Full())
+    for at_s in (1.0, 2.0, 3.0):
+        recorder.record(Tick(at_s=at_s), [])
     recorder._write()
-    assert recorder.dropped == 1
+    assert recorder.dropped == 3
+    recorder.record(Tick(at_s=4.0), [])
+    recorder._write()
+    assert recorder.dropped == 4
     monkeypatch.setattr(recorder, "_file", file)
-    recorder.record(Tick(at_s=2.0), [])
+    recorder.record(Tick(at_s=5.0), [])
     recorder.close()
-    assert [line.get("gap") or line["event"]["at_s"] for line in lines(log)[1:]] == [1, 2.0]
+    assert [line.get("gap") or line["event"]["at_s"] for line in lines(log)[1:]] == [4, 5.0]
+    assert replay(log).gaps == 4
 
 
 def test_what_many_threads_of_work_do_is_not_lost_at_the_end(tmp_path: Path) -> None:
