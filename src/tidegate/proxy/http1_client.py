@@ -15,6 +15,7 @@ from tidegate.proxy.chunked import InvalidChunk
 from tidegate.proxy.framing import response_framing
 from tidegate.proxy.http1_body import BodyReader, BodyUntilClose, body_reader
 from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
+from tidegate.proxy.keepalive import probe_when_silent
 
 if TYPE_CHECKING:
     from tidegate.proxy.pool import Pool, ReplicaPool
@@ -98,6 +99,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._given_up:
             self.transport.abort()
             return
+        probe_when_silent(transport)
         self.replica.connections.add(self)
         self.closed = False
 

@@ -22,6 +22,7 @@ from tidegate.proxy.exchange import RelayExchange
 from tidegate.proxy.hangup import HangupWatch
 from tidegate.proxy.http1_head import RequestLines
 from tidegate.proxy.http1_server import LINGER_S, ClientConnection, Stream
+from tidegate.proxy.keepalive import probe_when_silent
 from tidegate.proxy.pool import Pool
 from tidegate.proxy.seam import Chunk, Handler, RequestHead
 
@@ -75,6 +76,7 @@ class Listener:
     # --- what connections and exchanges tell ----------------------------------------------------------------------
     def connected(self, connection: ClientConnection) -> bool:
         """Whether it may be served."""
+        probe_when_silent(connection.transport)
         self._connections.add(connection)
         self._alone.clear()
         self.connections_total += 1
@@ -119,13 +121,12 @@ class Listener:
         self._tick()
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._ticker = asyncio.get_running_loop().call_later(self._tick_s, self._tick)  # first: whatever fails below
         self.now_s = now_s = time.monotonic()
         overdue = [c for c in self._connections if c.read_deadline_s <= now_s or c.write_deadline_s <= now_s]
         for connection in overdue:
             connection.on_deadline()
         self.pool.sweep(now_s)
-        self._ticker = loop.call_later(self._tick_s, self._tick)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, let the open exchanges end, then close. Those still open after `timeout_s` are aborted."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 
 import pytest
@@ -76,6 +77,21 @@ async def test_a_forgotten_replica_keeps_its_exchange_and_no_connection(bench, h
     assert replica_pool.idle == []
     for connection in list(replica_pool.connections):
         connection.abort()
+
+
+async def test_a_peer_whose_host_vanishes_is_noticed_on_both_sides(bench, handler_type) -> None:
+    """Silence is normal for hours, so the kernel has to ask whether the other end is still there."""
+    replica = await bench.echo()
+    listener = await bench.gate(handler_type(replica.url))
+    client = await bench.client(listener)
+    client.send(GET)
+    assert (await client.reply()).status == 200
+    (server_side,) = listener._connections
+    (upstream,) = listener.pool.replica(replica.url).connections
+    for connection in (server_side, upstream):
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
 
 
 async def test_an_idle_connection_past_its_time_is_not_used(bench) -> None:
