@@ -95,13 +95,13 @@ class Identifier:
 
     def wants_body(self, head: RequestHead) -> bool:
         """Whether only the body can tell the session of this inference request. Keeps what the headers say."""
-        identity = self._from_headers(head)
+        identity = self.of_headers(head)
         head.tag = identity
         return identity.session is None and self._read_bodies and not identity.encoded
 
     def identify(self, head: RequestHead, body: bytes | None) -> Identity:
         """Raises InvalidSession, and InvalidBody if the body had to be read and is not a JSON object."""
-        identity = head.tag if isinstance(head.tag, Identity) else self._from_headers(head)
+        identity = head.tag if isinstance(head.tag, Identity) else self.of_headers(head)
         if identity.session is None and body is not None and self._read_bodies and not identity.encoded:
             known = decode_body(head, body)
             if known is not None:
@@ -120,9 +120,9 @@ class Identifier:
         return identity
 
     def header_session(self, head: RequestHead) -> str | None:
-        return self._from_headers(head).session
+        return self.of_headers(head).session
 
-    def _from_headers(self, head: RequestHead) -> Identity:
+    def of_headers(self, head: RequestHead) -> Identity:
         session = workload = group = None
         final = encoded = False
         rank = _CLASS

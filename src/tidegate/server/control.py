@@ -14,6 +14,7 @@ leaves caches empty starts a new epoch. While the pool is paused a series of upd
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,8 @@ OTHERS = frozenset(
 )
 CONTROL_PATHS = PAUSES | RESUMES | ABORTS | OTHERS
 
+_SPARING = re.compile(rb"\b(?:keep|wait|in_place|retract)\b")  # modes of a pause that abort nothing; the default does
+
 QUESTIONS = frozenset({"/is_paused", "/is_sleeping"})  # answered by those that answer
 
 # Of these the caches are empty but the weights are the same: no new epoch.
@@ -113,7 +116,7 @@ class ControlApi:
         if not urls:
             raise ReplicaError("no replica is listed", reason="no_replica", status=503)
         body = await read_body(request, self._max_body_bytes)
-        if path in ABORTS or (path in PAUSES and b"abort" in query.encode() + body):
+        if path in ABORTS or (path in PAUSES and not _SPARING.search(query.encode() + b" " + body)):
             self._aborts_called()
         paused_here = path in PAUSES and not self._pausing.by_gate
         if path in PAUSES:

@@ -105,7 +105,7 @@ class Gate:
         driver.passing = Passing(self.replicas.answering, driver.home, driver.counters, config.server.max_attempts)
         self.pausing = Pausing(self.replicas, driver.handle, self.clock)
         self.registry = registry(self.snapshot)
-        routes = self._routes(scheduler)
+        routes = self._routes(scheduler, identifier)
         driver.router = routes
         header = orca.request_header(config.engines.orca)
         pool = Pool(config.http, [header] if header is not None else [])
@@ -122,9 +122,10 @@ class Gate:
         self._ticker = asyncio.create_task(self._tick_forever(scheduler.tick_s), name="tick")
         stack.push_async_callback(self._stop_ticking)
 
-    def _routes(self, scheduler: Scheduler) -> Routes:
+    def _routes(self, scheduler: Scheduler, identifier: Identifier) -> Routes:
         driver, clock = self.driver, self.clock
-        sessions = SessionsApi(driver.handle, lambda session: session in scheduler.ledger.sessions, clock)
+        known = scheduler.ledger.sessions
+        sessions = SessionsApi(driver.handle, lambda session: session in known, identifier, clock)
         control = ControlApi(
             self.replicas,
             self.pausing,

@@ -19,14 +19,23 @@ from starlette.routing import Route
 
 from tidegate.clock import Clock
 from tidegate.errors import RequestError
-from tidegate.proxy.identity import SESSION_HEADERS, check_label
+from tidegate.proxy.identity import Identifier, Identity, check_label
+from tidegate.proxy.seam import RequestHead
 from tidegate.server.answers import answer, count_field, read_fields, text_field
 from tidegate.types import AnyEvent, SessionFinished, SessionId, SessionOpened
 
 
 class SessionsApi:
-    def __init__(self, handle: Callable[[AnyEvent], None], knows: Callable[[SessionId], bool], clock: Clock) -> None:
+    def __init__(
+        self,
+        handle: Callable[[AnyEvent], None],
+        knows: Callable[[SessionId], bool],
+        identifier: Identifier,
+        clock: Clock,
+    ) -> None:
+        """`identifier`: headers name a session here as they do in its requests."""
         self._handle = handle
+        self._identifier = identifier
         self._knows = knows
         self._clock = clock
 
@@ -41,9 +50,10 @@ class SessionsApi:
 
     async def start(self, request: Request) -> Response:
         fields = await read_fields(request)
-        session = _session_id(request, text_field(fields, "session_id", "id"))
-        workload = text_field(fields, "workload", "workload_class", "class") or request.headers.get("x-workload-class")
-        group = text_field(fields, "group", "group_id") or request.headers.get("x-group-id")
+        named = self._headers(request)
+        session = _session_id(text_field(fields, "session_id", "id") or named.session)
+        workload = text_field(fields, "workload", "workload_class", "class") or named.workload
+        group = text_field(fields, "group", "group_id") or named.group
         if workload is not None:
             check_label("workload class", workload)
         if group is not None:
@@ -62,15 +72,16 @@ class SessionsApi:
 
     async def finish(self, request: Request) -> Response:
         fields = await read_fields(request)
-        session = _session_id(request, text_field(fields, "session_id", "program_id"))
+        session = _session_id(text_field(fields, "session_id", "program_id") or self._headers(request).session)
         known = self._knows(session)
         self._handle(SessionFinished(at_s=self._clock.now_s(), session=session))
         return answer({"status": "ok", "session_id": session, "known": known})
 
+    def _headers(self, request: Request) -> Identity:
+        return self._identifier.of_headers(RequestHead(request.method, b"/", request.headers.raw, None))
 
-def _session_id(request: Request, given: str | None) -> SessionId:
-    headers = (request.headers.get(name.decode()) for name in SESSION_HEADERS)
-    session = given or next((value.strip() for value in headers if value and value.strip()), None)
+
+def _session_id(session: str | None) -> SessionId:
     if session is None:
         raise RequestError("no session id: give session_id, or the header X-Session-ID", reason="missing_session_id")
     check_label("session id", session)

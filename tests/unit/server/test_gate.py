@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidegate.config.engines import EnginesConfig
-from tidegate.config.server import RecordConfig, ServerConfig
+from tidegate.config.server import IdentityConfig, RecordConfig, ServerConfig
 from tidegate.config.tree import Config
 from tidegate.engine.config import EngineConfig
 from tidegate.engine.server import EngineServer
@@ -279,6 +279,21 @@ async def test_a_removed_replica_with_sessions_is_shown_as_leaving(gate: Gate, c
     assert [replica["url"] for replica in state(gate)["leaving"]] == [home]
 
 
+@pytest.mark.parametrize("header", ["X-Session-ID", "x_session_id", "My-Trajectory"])
+async def test_headers_name_a_session_at_its_end_as_they_do_in_its_requests(
+    engines: list[EngineServer], client: aiohttp.ClientSession, header: str
+) -> None:
+    identity = IdentityConfig(session_headers=("my-trajectory",))
+    async with Gate(config(engines[0].url, identity=identity)) as gate:
+        await gate.replicas.wait_probed()
+        named = {header: "s\u00e9", "X-Workload-Class": "\u00e9"}
+        assert (await call(client, gate, "POST", "/start_session", headers=named))[1]["session_id"] == "s\u00e9"
+        assert await complete(client, gate, None, **named) == 200
+        assert set(state(gate)["classes"]) == {"\u00e9"}
+        assert (await call(client, gate, "DELETE", "/v1/router/session", headers=named))[1]["known"] is True
+        assert state(gate)["sessions"]["live"] == 0
+
+
 # --- control ---------------------------------------------------------------------------------------------------------
 async def test_a_control_call_reports_on_each_replica(gate: Gate, client: aiohttp.ClientSession) -> None:
     status, report = await call(client, gate, "POST", "/pause", params={"mode": "keep"})
@@ -287,6 +302,21 @@ async def test_a_control_call_reports_on_each_replica(gate: Gate, client: aiohtt
     assert (await call(client, gate, "GET", "/is_paused"))[1]["is_paused"] is True
     await call(client, gate, "POST", "/resume")
     assert (await call(client, gate, "GET", "/is_paused"))[1]["is_paused"] is False
+
+
+@pytest.mark.parametrize(
+    ("query", "aborts"), [({}, True), ({"mode": "abort"}, True), ({"mode": "keep"}, False), ({"mode": "wait"}, False)]
+)
+async def test_a_pause_aborts_requests_unless_it_says_otherwise(
+    gate: Gate, client: aiohttp.ClientSession, query: dict[str, str], aborts: bool
+) -> None:
+    """Its empty replies are then no draining replica's: abort is the engines' default."""
+    called: list[bool] = []
+    gate.driver.aborts_called = lambda: called.append(True)  # type: ignore[method-assign]
+    routes = gate._routes(gate.driver.scheduler, gate.driver._identifier)
+    gate.driver.router = routes
+    assert (await call(client, gate, "POST", "/pause", params=query))[0] == 200
+    assert bool(called) is aborts
 
 
 async def test_one_failure_makes_a_control_call_fail_and_a_question_be_answered(
