@@ -77,7 +77,8 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
         Meta(description="A replica's KV capacity, where it is not to be read from the engine."),
     ] = None
     kv_capacity_tokens_by_url: Annotated[
-        dict[str, int], Meta(description="The same for single replicas, by URL; wins over the former.")
+        dict[str, Annotated[int, Meta(ge=1)]],
+        Meta(description="The same for single replicas, by URL; wins over the former."),
     ] = {}
     kv_events: Annotated[
         Literal["auto", "off"],

@@ -16,7 +16,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 30_000
     prometheus_host: Annotated[str, Meta(description="Address of the second port for /metrics.")] = "127.0.0.1"
     prometheus_port: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=0, le=65535)] | None,
         Meta(description="A second port that serves /metrics alone. /metrics is on the main port in any case."),
     ] = None
     max_attempts: Annotated[

@@ -58,7 +58,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 4.0
     response_timeout_s: Annotated[
-        float | None,
+        Seconds | None,
         Meta(
             description="Without a byte from a replica that owes one. None: as long as it takes; long "
             "generations send nothing for hours, and a hung replica is found by its health and progress."

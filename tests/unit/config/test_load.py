@@ -122,6 +122,21 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "not TOML" in refusal(binary)
 
 
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "-1"),
+        ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "0"),
+        ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "nan"),
+        ("TIDEGATE_SERVER_PROMETHEUS_PORT", "70000"),
+        ("TIDEGATE_ENGINES_KV_CAPACITY_TOKENS_BY_URL", "http://a=0"),
+    ],
+)
+def test_optional_values_and_those_of_tables_have_bounds_too(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        load(environ={variable: text})
+
+
 def test_bad_variables_are_refused_by_name() -> None:
     said = refusal(environ={"TIDEGATE_SERVER_PROT": "1"})
     assert said == "environment TIDEGATE_SERVER_PROT: unknown variable; did you mean 'TIDEGATE_SERVER_PORT'?"
