@@ -11,8 +11,11 @@ The cap starts at sum of KV / maximum context: pessimistic and safe. Then, once 
            for 6 polls, to 0.9; the excess is taken out. No further cut until the pool has drained below the cap and
            the engines are calm; a new overload within 6 polls after that cuts to 0.5
 
-Usage is that of the fullest replica by its own gauge, as the authors read it (kv_usage.py); the whole waiting queue
-stands for what waits for capacity, as they do where an engine does not tell reasons apart.
+Growth is that of the controller's first versions; a later one tapers it from 1.2 at usage 0 to 1 at 0.8. Usage is that
+of the fullest replica by its own gauge, as the authors read it (kv_usage.py); the whole waiting queue stands for what
+waits for capacity, as they do where an engine does not tell reasons apart. The first cap is far below what the memory
+holds where the maximum context is far above what sessions use, and growth is paced by their length: short runs are
+ramps.
 
 They run inside the trainer and take out excess by cancelling groups of rollouts. A router cannot call off its client's
 work: here the excess is paused, each session at its turn boundary, and goes on, oldest first, when the pool is below
