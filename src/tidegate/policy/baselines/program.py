@@ -5,8 +5,9 @@ A program is reasoning while a request of it runs or waits, else acting (a tool 
     remaining = capacity - (reasoning + acting tokens) + shared - 100 * programs
 
 with shared = reasoning tokens less what the engine's gauge says that running requests hold, at the last step, >= 0:
-blocks that several programs use, and, in the authors' code as here, prompts still in the engine's queue. A new program enters at once only if nobody waits, paused programs included, and its prompt
-and buffer fit; it goes to the replica with the fewest tokens. Every 5 s:
+blocks that several programs use, and, in the authors' code as here, prompts still in the engine's queue. A new program
+enters at once only if nobody waits, paused programs included, and its prompt and buffer fit; it goes to the replica
+with the fewest tokens. Every 5 s:
 
     resume   those that wait, by rank: paused with a request; new; paused without one. Of each rank in ascending tokens
              as many as fit in the sum of what remains, then placed largest first on the replica with the most left,
