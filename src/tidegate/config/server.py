@@ -65,7 +65,7 @@ class RecordConfig(Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Decision log: every event with its decisions, as JSON lines; `tidegate replay` derives "
-            "the decisions again. None: not written."
+            "the decisions again. One that is there at start is kept as PATH.1. None: not written."
         ),
     ] = None
     queue_lines: Annotated[

@@ -67,6 +67,8 @@ class Recorder:
         self._closing = threading.Event()
         self._encoder = msgspec.json.Encoder()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.stat().st_size:  # of a process that may have been killed: worth a look
+            path.replace(path.with_name(path.name + ".1"))
         self._file: io.RawIOBase = path.open("wb", buffering=0)  # a buffer would keep what was counted as lost
         self._end = 0  # of the last whole batch in the file
         header.started = header.started or datetime.now(UTC).isoformat(timespec="seconds")

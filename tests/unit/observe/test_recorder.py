@@ -162,6 +162,15 @@ def test_a_full_disk_is_counted_and_shows_in_the_log_once_there_is_room(
     assert replay(log).gaps == 4
 
 
+def test_the_log_of_the_process_before_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    record(log, some_events())
+    before = log.read_bytes()
+    record(log, [])
+    assert (tmp_path / "log.jsonl.1").read_bytes() == before
+    assert len(lines(log)) == 1
+
+
 def test_what_many_threads_of_work_do_is_not_lost_at_the_end(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     recorder = Recorder(log, header(), flush_s=0.0001)
