@@ -160,5 +160,5 @@ def _decoded(text: bytes) -> Any:
         return None
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text.decode(errors="replace")

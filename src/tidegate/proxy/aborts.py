@@ -43,7 +43,7 @@ def turned_away(error_body: bytes) -> bool:
         return False
     try:
         reply = msgspec.json.decode(error_body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     error = reply.get("error") if isinstance(reply, dict) else None
     return isinstance(error, dict) and error.get("message") in _GONE
@@ -54,7 +54,7 @@ def whole_reply(path: str, body: bytes) -> Sight:
         return "content"
     try:
         reply = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "content"
     if not isinstance(reply, dict):
         return "content"
@@ -83,7 +83,7 @@ def _event(path: str, block: bytes) -> Sight:
         return "abort"
     try:
         event = msgspec.json.decode(lines[0][5:])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "content"
     if not isinstance(event, dict):
         return "content"

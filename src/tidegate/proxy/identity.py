@@ -174,7 +174,7 @@ def decode_body(head: RequestHead, body: bytes) -> IdentityBody | None:
     """None: the body does not claim to be JSON and is not, so the replica shall judge it."""
     try:
         return _body_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         media_type = (head.get(b"content-type") or b"application/json").partition(b";")[0].strip().lower()
         if media_type.endswith(b"json"):
             raise InvalidBody(f"the body had to be read for a session id and is not a JSON object: {exc}") from exc

@@ -73,5 +73,5 @@ _decoder = msgspec.json.Decoder(Reply)
 def decode(body: bytes) -> Reply | None:
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tidegate.errors import BodyTooLarge, InvalidBody, RequestError, TidegateError
 
 MAX_BODY_BYTES = 1_048_576  # of a call to the gate's own routes
+MAX_COUNT = 2**53  # exact in a float, and in any reader of the decision log
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -40,7 +41,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
     if body.strip():
         try:
             fields = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise InvalidBody(f"not JSON: {exc}") from exc
         if not isinstance(fields, dict):
             raise InvalidBody("not a JSON object")
@@ -67,6 +68,6 @@ def count_field(fields: dict[str, Any], name: str) -> int | None:
         count = int(value)
     except (TypeError, ValueError):
         count = -1
-    if count < 0 or isinstance(value, bool):
+    if not 0 <= count <= MAX_COUNT or isinstance(value, bool):
         raise RequestError(f"{name} must be a count", reason="invalid_field", param=name)
     return count

@@ -9,7 +9,6 @@ Shares are relative: they are scaled to a sum of 1. A class without a share has 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,8 @@ from tidegate.errors import RequestError
 from tidegate.proxy.identity import check_label
 from tidegate.server.answers import answer, read_fields
 from tidegate.types import AnyEvent, MixtureSet, PoolView, WorkloadClass
+
+MAX_SHARE = 1e15  # shares are relative, so any scale will do; their sum stays far from overflowing
 
 
 class MixtureApi:
@@ -60,8 +61,10 @@ def _shares(given: Any) -> dict[WorkloadClass, float]:
     for name, share in given.items():
         check_label("workload class", name)
         number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not number or not math.isfinite(share) or share < 0:
-            raise RequestError(f"the share of {name!r} is not a number >= 0", reason="invalid_field", param="shares")
+        if not number or not 0 <= share <= MAX_SHARE:
+            raise RequestError(
+                f"the share of {name!r} is not a number from 0 to {MAX_SHARE:g}", reason="invalid_field", param="shares"
+            )
     total = sum(given.values())
     if total <= 0:
         raise RequestError("all shares are 0", reason="invalid_field", param="shares")

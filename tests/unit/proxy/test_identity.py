@@ -197,3 +197,9 @@ def test_a_spelling_remembered_for_one_name_does_not_leak_to_another() -> None:
     for number in range(10_000):  # more names than are remembered
         identifier.identify(head({f"x-noise-{number}": "n"}), None)
     assert identifier.identify(head({"X-sEsSiOn-Id": "s", "X-Session": "no"}), None).session == "s"
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"user":' + b"[" * 200_000])
+def test_a_body_too_deep_to_decode_is_the_clients_fault(body: bytes) -> None:
+    with pytest.raises(InvalidBody):
+        identify(body=body)

@@ -456,3 +456,7 @@ def test_no_bytes_of_a_replica_break_the_meter(body: bytes, headers: Any, shape:
     meter = meter_of(EMPTY_ABORTS[shape][0])
     relay(meter, body, headers, [len(body) // 2])
     meter.usage()
+
+
+def test_a_reply_too_deep_to_decode_is_estimated() -> None:
+    assert relay(meter_of(), b'{"a":' + b"[" * 16_000) == "pass"

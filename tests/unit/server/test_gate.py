@@ -294,6 +294,23 @@ async def test_headers_name_a_session_at_its_end_as_they_do_in_its_requests(
         assert state(gate)["sessions"]["live"] == 0
 
 
+@pytest.mark.parametrize("count", [10**17, 10**400, -1, True])
+async def test_an_expectation_that_is_no_count_of_tokens_is_refused(
+    gate: Gate, client: aiohttp.ClientSession, count: object
+) -> None:
+    body = json.dumps({"session_id": "s", "expected_tokens": count})
+    status, error = await call(client, gate, "POST", "/start_session", data=body)
+    assert (status, error["error"]["code"]) == (400, "invalid_field")
+
+
+@pytest.mark.parametrize("shares", [{"a": 10**400}, {"a": 1e308, "b": 1e308}])
+async def test_shares_that_have_no_sum_are_refused(
+    gate: Gate, client: aiohttp.ClientSession, shares: dict[str, float]
+) -> None:
+    status, error = await call(client, gate, "PUT", "/mixture", data=json.dumps({"shares": shares}))
+    assert (status, error["error"]["code"]) == (400, "invalid_field")
+
+
 # --- control ---------------------------------------------------------------------------------------------------------
 async def test_a_control_call_reports_on_each_replica(gate: Gate, client: aiohttp.ClientSession) -> None:
     status, report = await call(client, gate, "POST", "/pause", params={"mode": "keep"})
