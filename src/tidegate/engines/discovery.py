@@ -19,6 +19,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\uffff\\]")
+_CREDENTIALS = re.compile(r"//[^/]*@")
 _MAX_URL_BYTES = 2048
 
 
@@ -83,4 +84,5 @@ def _canonical_host(url: str, host: str) -> str:
 
 
 def _invalid(url: str, why: str) -> InvalidWorkerUrl:
-    return InvalidWorkerUrl(f"worker URL {url[:200]!r} is not usable: {why}", param="url")
+    shown = _CREDENTIALS.sub("//***@", url[:200])
+    return InvalidWorkerUrl(f"worker URL {shown!r} is not usable: {why}", param="url")

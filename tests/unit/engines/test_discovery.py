@@ -76,3 +76,9 @@ def test_order_is_kept() -> None:
 def test_the_host_is_as_sockets_take_it() -> None:
     assert host_of("http://[::1]:8000/x") == "::1"
     assert host_of("http://h:8000") == "h"
+
+
+def test_a_refused_url_does_not_tell_its_password() -> None:
+    with pytest.raises(InvalidWorkerUrl) as refused:
+        normalise("http://user:secret@h:1")
+    assert "secret" not in refused.value.message
