@@ -61,7 +61,7 @@ async def examine(url: str) -> list[Finding]:
     state = await asyncio.to_thread(read_state, url)
     findings = gate_findings(url, state)
     async with control_session(EnginesConfig()) as client:
-        findings += await usage_findings(client, url)
+        findings += await usage_findings(client, url if "://" in url else f"http://{url}")
         for replica in state["replicas"]:
             findings += await engine_findings(client, replica)
     return findings

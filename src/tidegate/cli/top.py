@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -55,10 +56,11 @@ def print_lines(url: str, period_s: float, once: bool) -> None:
 
 
 def read_state(url: str) -> dict[str, Any]:
+    base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/state", timeout=5) as reply:
+        with urllib.request.urlopen(f"{base}/state", timeout=5) as reply:
             state = json.load(reply)
-    except (urllib.error.URLError, OSError, ValueError) as exc:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
         raise click.ClickException(f"no gate answers at {url}: {exc}") from exc
     if not isinstance(state, dict) or "replicas" not in state:
         raise click.ClickException(f"what answers at {url} is not a gate")

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import importlib
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,23 @@ async def test_doctor_says_what_is_well_and_what_is_not(gate: Gate) -> None:
 async def test_top_gives_the_state_to_scripts(gate: Gate) -> None:
     result = await asyncio.to_thread(run, "top", gate.url, "--once", "--json")
     assert json.loads(result.stdout)["policy"] == gate.config.policy
+
+
+def test_what_does_not_speak_http_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            side, _ = server.accept()
+            side.sendall(b"SSH-2.0-x\r\n")
+            side.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        result = run("top", f"127.0.0.1:{server.getsockname()[1]}", "--once")
+        thread.join()
+    assert result.exit_code == 1
+    assert "no gate answers" in result.output
+    assert "SSH-2.0-x" in result.output or "reset" in result.output
 
 
 @pytest.mark.parametrize("command", ["top", "doctor"])
