@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from tidegate.errors import RequestError
 from tidegate.types import ReplicaId
+
+T = TypeVar("T")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -66,6 +69,11 @@ def normalise_all(urls: Iterable[str]) -> list[ReplicaId]:
             raise DuplicateWorkerUrl(f"worker URL {url!r} stands twice (as {seen[replica]!r} before)", param="url")
         seen[replica] = url
     return list(seen)
+
+
+def by_replica(table: Mapping[str, T]) -> dict[ReplicaId, T]:
+    """A table of settings by URL, however its URLs are spelled."""
+    return {normalise(url): value for url, value in table.items()}
 
 
 def host_of(replica: ReplicaId) -> str:

@@ -23,7 +23,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.config.tree import Config, HttpConfig
 from tidegate.engines import orca
 from tidegate.engines.control import control_session
-from tidegate.engines.discovery import normalise_all
+from tidegate.engines.discovery import by_replica, normalise_all
 from tidegate.errors import ConfigError
 from tidegate.observe.metrics import Snapshot, registry
 from tidegate.observe.recorder import FORMAT, Header, Recorder
@@ -98,9 +98,14 @@ class Gate:
             max_attempts=config.server.max_attempts,
             recorder=self._recorder,
         )
-        client = control_session(config.engines)
+        engines = msgspec.structs.replace(
+            config.engines,
+            kv_capacity_tokens_by_url=by_replica(config.engines.kv_capacity_tokens_by_url),
+            kv_event_endpoints=by_replica(config.engines.kv_event_endpoints),
+        )
+        client = control_session(engines)
         stack.push_async_callback(client.close)
-        self.replicas = driver.replicas = Replicas(config.engines, driver.observed, self.clock, client)
+        self.replicas = driver.replicas = Replicas(engines, driver.observed, self.clock, client)
         stack.push_async_callback(self.replicas.close)
         driver.passing = Passing(self.replicas.answering, driver.home, driver.counters, config.server.max_attempts)
         self.pausing = Pausing(self.replicas, driver.handle, self.clock)

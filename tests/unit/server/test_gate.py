@@ -108,6 +108,12 @@ async def test_a_gate_without_a_usable_replica_lives_and_is_not_ready(client: ai
         assert (status, error["error"]["code"]) == (503, "no_replica")
 
 
+async def test_settings_of_single_replicas_take_any_spelling_of_their_url() -> None:
+    engines = msgspec.structs.replace(QUICK, kv_capacity_tokens_by_url={"HTTP://127.0.0.1:9/": 4321})
+    async with Gate(config(NOWHERE, engines=engines)) as gate:
+        assert [replica["kv_capacity_tokens"] for replica in state(gate)["replicas"]] == [4321]
+
+
 async def test_every_metric_of_the_table_is_exposed_once_and_nothing_else(
     engines: list[EngineServer], client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
