@@ -140,7 +140,7 @@ class ReplicaParams(Struct, frozen=True, kw_only=True):
 
 class AdmissionParams(Struct, frozen=True, kw_only=True):
     hold_timeout_s: Annotated[
-        float | None,
+        Annotated[float, Meta(gt=0)] | None,
         Meta(description="A new session held this long is refused with 503. None: it waits; rollout clients do."),
     ] = None
     overload: Annotated[
@@ -388,7 +388,7 @@ class ProgramParams(Struct, frozen=True, kw_only=True):
 
 class AdaptiveCapParams(Struct, frozen=True, kw_only=True):
     max_context_tokens: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="The first cap is sum of KV / this: the served model's maximum context, which replicas do not "
             "report. None: twice estimators.footprint_prior_tokens, at most half of a replica."
