@@ -33,6 +33,9 @@ class Wire:
         self.written += data
 
     def set_write_buffer_limits(self, high: int) -> None: ...
+    def get_extra_info(self, name: str) -> None:
+        return None  # no socket, as an in-memory transport says
+
     def is_closing(self) -> bool:
         return self.closed
 
