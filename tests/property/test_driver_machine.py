@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.server.exchanges import REPLY, A, B, FakeExchange, Shell
 
 from tidegate.errors import ReplicaError
-from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import AdmissionParams, CoreParams
 from tidegate.types import (
     AnyDecision,
     AnyEvent,

@@ -10,9 +10,10 @@ from tests.unit.policy.shell import Shell
 
 from tidegate.policy.baselines.adaptive_cap import AdaptiveCap
 from tidegate.policy.baselines.aimd import Aimd
+from tidegate.policy.baselines.params import AdaptiveCapParams, AimdParams, ProgramParams
 from tidegate.policy.baselines.program import Program
 from tidegate.policy.entities import LIVE
-from tidegate.policy.params import AdaptiveCapParams, AimdParams, CoreParams, ProgramParams
+from tidegate.policy.params import CoreParams
 from tidegate.types import Hold, Place, Reject, RequestProgress
 
 LIMIT_S = 20.0

@@ -22,18 +22,10 @@ from hypothesis.stateful import (
 )
 
 from tidegate.policy import policies, reasons
+from tidegate.policy.baselines.params import AdaptiveCapParams, AimdParams, ProgramParams, StaticCapParams
 from tidegate.policy.entities import ENDED
 from tidegate.policy.misa import Misa
-from tidegate.policy.params import (
-    AdaptiveCapParams,
-    AdmissionParams,
-    AimdParams,
-    CoreParams,
-    LedgerParams,
-    ProgramParams,
-    ReplicaParams,
-    StaticCapParams,
-)
+from tidegate.policy.params import AdmissionParams, CoreParams, LedgerParams, ReplicaParams
 from tidegate.policy.scheduler import Scheduler
 from tidegate.types import (
     AnyDecision,

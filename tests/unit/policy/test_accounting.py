@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.unit.policy.shell import Shell, held, placed
 
-from tidegate.policy.params import CoreParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import CoreParams
 from tidegate.types import (
     Place,
     PoolPaused,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.policy.shell import Shell, held, placed
 
-from tidegate.policy.params import AdaptiveCapParams, CoreParams
+from tidegate.policy.baselines.params import AdaptiveCapParams
+from tidegate.policy.params import CoreParams
 from tidegate.types import AnyDecision, Place
 
 CALM = {"waiting": 0, "running": 4, "kv_used_fraction": 0.3, "preemptions_total": 0}

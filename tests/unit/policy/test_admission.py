@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.policy.shell import Shell, held, placed, rejected
 
-from tidegate.policy.params import AdmissionParams, CoreParams, MisaParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import AdmissionParams, CoreParams, MisaParams
 from tidegate.types import AnyDecision, Place, PoolPaused, SessionOpened
 
 CAP_2 = StaticCapParams(cap=2)

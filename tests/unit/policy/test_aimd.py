@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.policy.shell import Shell, held, placed
 
-from tidegate.policy.params import AimdParams, CoreParams
+from tidegate.policy.baselines.params import AimdParams
+from tidegate.policy.params import CoreParams
 from tidegate.types import Place
 
 R0 = "http://r0"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.policy.crude_pool import Kind, Pool, Run
 
-from tidegate.policy.params import CoreParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import CoreParams
 from tidegate.policy.scheduler import Scheduler
 
 SMALL = 16_384

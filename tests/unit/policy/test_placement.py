@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.policy.shell import Shell, held
 
 from tidegate.policy.baselines.consistent_hash import ring_point
-from tidegate.policy.params import CacheAwareParams, CoreParams, PlacementParams
+from tidegate.policy.baselines.params import CacheAwareParams
+from tidegate.policy.params import CoreParams, PlacementParams
 from tidegate.policy.placement import LoadIndex, Rotation, members, next_member
 from tidegate.policy.rng import SplitMix64
 from tidegate.types import EpochStarted, Place, ReplicaAdded, ReplicaReset

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.policy.shell import Shell, ended, held, placed, rejected
 
-from tidegate.policy.params import CoreParams, LedgerParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import CoreParams, LedgerParams
 from tidegate.types import (
     EpochStarted,
     Place,

@@ -9,7 +9,8 @@ from tests.unit.server.exchanges import JSON, A, B, Shell
 
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.policy.base import Choice
-from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import AdmissionParams, CoreParams
 from tidegate.server.prefix import chunk_hashes
 from tidegate.types import PoolPaused, PoolResumed, ReplicaHealth, SessionFinished
 

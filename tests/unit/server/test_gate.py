@@ -23,7 +23,8 @@ from tidegate.engine.config import EngineConfig
 from tidegate.engine.server import EngineServer
 from tidegate.engines.discovery import DuplicateWorkerUrl
 from tidegate.observe.metrics import METRICS
-from tidegate.policy.params import AdmissionParams, CoreParams, StaticCapParams
+from tidegate.policy.baselines.params import StaticCapParams
+from tidegate.policy.params import AdmissionParams, CoreParams
 from tidegate.server.gate import Gate
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing answers

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from tidegate.policy.base import PerRequest
+from tidegate.policy.baselines.params import CacheAwareParams
 from tidegate.policy.entities import Replica, Request
 from tidegate.policy.ledger import Ledger
-from tidegate.policy.params import CacheAwareParams, CoreParams
+from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import members
 
 
