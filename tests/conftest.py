@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
+import hypothesis
 import pytest
 import structlog
+
+# A change is judged by the same examples every time; runs by hand go on to look for new ones.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
