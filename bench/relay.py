@@ -132,8 +132,8 @@ def load(port: int, path: str, body: Path, seconds: int) -> dict[str, float]:
     text = subprocess.run([*command, "--", path, str(body)], capture_output=True, text=True, check=True).stdout
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     assert rate is not None, text
-    if "Non-2xx" in text or "Socket errors" in text:
-        print(text, file=sys.stderr)
+    if "Non-2xx" in text or "Socket errors" in text:  # the rate of errors is no figure
+        raise SystemExit(f"{path} through port {port}:\n{text}")
     return {"per_s": float(rate[1]), "p99_ms": milliseconds(re.search(r"99%\s+([\d.]+)(us|ms|s)", text))}
 
 
