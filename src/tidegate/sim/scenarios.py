@@ -173,7 +173,9 @@ def _groups() -> Scenario:
     return _like_steady("groups", "with GRPO groups of 8 that share their first prompt", options=options)
 
 
-def _paper(name: str, about: str, preset: str, blocks: int, replicas: int, in_flight: int) -> Scenario:
+def _paper(
+    name: str, about: str, preset: str, *, blocks: int, replicas: int, in_flight: int, tool_time_factor: float
+) -> Scenario:
     config = ReplicaConfig(
         num_blocks=blocks,
         max_model_len=PAPER_CONTEXT_TOKENS,
@@ -184,8 +186,9 @@ def _paper(name: str, about: str, preset: str, blocks: int, replicas: int, in_fl
     return Scenario(
         name=name,
         about=f"{about}; the paper's classes and mixture at 128k",
+        version=2,
         workload="paper",
-        options=WorkloadOptions(context_tokens=PAPER_CONTEXT_TOKENS),
+        options=WorkloadOptions(context_tokens=PAPER_CONTEXT_TOKENS, tool_time_factor=tool_time_factor),
         replicas=(ReplicaSpec(config=config, count=replicas),),
         trainer=TrainerSpec(in_flight=in_flight),
         warmup_s=3600.0,
@@ -193,13 +196,31 @@ def _paper(name: str, about: str, preset: str, blocks: int, replicas: int, in_fl
     )
 
 
+# Tool time: the paper gives its share of an agentic session's residency, 22.7 % and 6.6 %. The recorded gaps would be
+# 81 % and 67 %. The factors give the paper's shares where nothing is short: at the static cap of KV / maximum context.
 def _paper_qwen() -> Scenario:
     # 5M tokens of KV a replica, and as many sessions in flight as a high static concurrency lets in.
-    return _paper("paper-qwen", "4 x Qwen3.6-35B-A3B on TP4 H100", "qwen3.6-35b-a3b-tp4-h100", 312_500, 4, 768)
+    return _paper(
+        "paper-qwen",
+        "4 x Qwen3.6-35B-A3B on TP4 H100",
+        "qwen3.6-35b-a3b-tp4-h100",
+        blocks=312_500,
+        replicas=4,
+        in_flight=768,
+        tool_time_factor=0.08,
+    )
 
 
 def _paper_step() -> Scenario:
-    return _paper("paper-step", "2 x Step3.7-like on TP8 H200", "step3.7-tp8-h200", 750_000, 2, 768)
+    return _paper(
+        "paper-step",
+        "2 x Step3.7-like on TP8 H200",
+        "step3.7-tp8-h200",
+        blocks=750_000,
+        replicas=2,
+        in_flight=768,
+        tool_time_factor=0.042,
+    )
 
 
 def _vllm_cpu() -> Scenario:

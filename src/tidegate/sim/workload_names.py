@@ -2,7 +2,8 @@
 
 paper      the classes of arXiv 2608.11152, table "workload", at a 128K context: RLVR and RLHF lengths through its
            percentiles; agentic sessions from the recorded trace, their prompt and output lengths mapped by rank onto
-           its percentiles. Mixture: the paper's target. `context_tokens` scales all lengths and tool gaps alike.
+           its percentiles. Mixture: the paper's target. `context_tokens` scales all lengths and tool gaps alike,
+           `tool_time_factor` the gaps alone.
 trace      the same classes and mixture, agentic lengths as recorded, scaled so that the 99th percentile of the
            recorded contexts is `context_tokens`; RLVR and RLHF scaled from 128K to it.
 cpu-mixed  a mixture for replicas of some 16k KV tokens. agentic: 12 turns, the first prompt 1,000 tokens longer than
@@ -55,6 +56,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 8192  # the longest context that the engines take
     merge_turns: int = 1  # recorded turns that become one
     group_size: int = 1  # GRPO: sessions that share a first prompt
+    tool_time_factor: float = 1.0  # of recorded tool gaps: the tools of other environments are faster or slower
     shares: dict[WorkloadClass, float] | None = None  # None: the workload's own
     trace: str = ""  # a file of recorded sessions; empty: the one that ships
     skip_bad: bool = False
@@ -136,7 +138,7 @@ def _three_classes(
         prompt=prompt,
         output=output,
         limit_tokens=limit,
-        time_factor=factor,
+        time_factor=factor * options.tool_time_factor,
         gap_limit_s=TOOL_GAP_LIMIT_S,
         merge_turns=options.merge_turns,
     )
