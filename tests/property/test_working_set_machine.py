@@ -7,8 +7,11 @@ by the rules of a shell alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -156,8 +159,8 @@ class PausingMachine(RuleBasedStateMachine):
         if self.where:
             self.answer(sorted(self.where)[index % len(self.where)], cached)
 
-    @rule(index=st.integers(0, 99))
-    def client_leaves(self, index: int) -> None:
+    @rule(index=st.integers(0, 99), comes_back=st.booleans())
+    def client_leaves(self, index: int, comes_back: bool) -> None:
         if not self.owner:
             return
         request = sorted(self.owner)[index % len(self.owner)]
@@ -165,9 +168,10 @@ class PausingMachine(RuleBasedStateMachine):
         self.where.pop(request, None)
         self.waiting.discard(request)
         rollout.request = None
-        del self.rollouts[rollout.id]
         self.send(RequestEnded(at_s=self.now_s, request=request, outcome="aborted"))
-        self.send(SessionFinished(at_s=self.now_s, session=rollout.id))
+        if not comes_back:
+            del self.rollouts[rollout.id]
+            self.send(SessionFinished(at_s=self.now_s, session=rollout.id))
 
     @rule(index=st.integers(0, 99), tokens=st.integers(1, 200))
     def progress(self, index: int, tokens: int) -> None:
@@ -242,14 +246,16 @@ class PausingMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_fits_is_let_go(self) -> None:
-        """No paused session waits though the sum up to it fits."""
+        """No paused session waits though the sum up to it fits beside what newer sessions' running requests pin."""
         if not hasattr(self, "scheduler") or self.capacity is None:
             return
         policy = self.policy
         for request in self.waiting:
             session = self.scheduler.ledger.sessions[self.owner[request].id]
             if session.state == LIVE and session.replica is not None and session.replica.usable:
-                claimed = policy.set_of(session.replica).claimed_up_to(session, self.now_s)
+                working_set = policy.set_of(session.replica)
+                claimed = working_set.claimed_up_to(session, self.now_s)
+                claimed += working_set.pinned_after(session, self.now_s)
                 assert claimed > policy.own.resident_fraction * self.capacity
 
     def teardown(self) -> None:
@@ -284,3 +290,45 @@ PausingMachine.TestCase.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 test_pausing_never_deadlocks_and_counts_return_to_zero = PausingMachine.TestCase
+
+
+def walk(seed: int) -> None:
+    """One random run, its steps as often as in a real pool; Hypothesis draws rare ones too often to fill one."""
+    random = Random(seed)
+    machine = PausingMachine()
+
+    def step(rule: Callable[..., None], **drawn: object) -> None:
+        rule(machine, **drawn)
+        machine.the_oldest_never_waits()  # type: ignore[operator]
+        machine.sums_match_the_ledger()  # type: ignore[operator]
+        machine.whoever_fits_is_let_go()  # type: ignore[operator]
+
+    rules = PausingMachine
+    step(rules.start, capacity=random.choice([900, 2_500, 12_000, None]), forced=random.random() < 0.5)
+    for kind in random.choices(range(8), [30, 40, 40, 5, 10, 15, 5, 3], k=80):
+        index = random.randrange(100)
+        if kind == 0 and len(machine.rollouts) < 12:
+            turns, grows, answers = random.randint(1, 5), random.randint(1, 400), random.randint(0, 300)
+            workload, group = random.choice(["agentic", "rlvr"]), random.choice([None, "g"])
+            step(rules.begin, workload=workload, turns=turns, grows=grows, answers=answers, group=group)
+        elif kind == 1:
+            step(rules.go_on, index=index)
+        elif kind == 2:
+            step(rules.end, index=index, cached=random.choice([0, 0, 50, 100_000]))
+        elif kind == 3:
+            step(rules.client_leaves, index=index, comes_back=random.random() < 0.5)
+        elif kind == 4:
+            step(rules.progress, index=index, tokens=random.randint(1, 200))
+        elif kind == 5:
+            step(rules.time_passes, by_s=random.choice([0.1, 1.0, 5.0, 60.0]), counted=random.random() < 0.5)
+        elif kind == 6:
+            step(rules.health, url=random.choice(URLS), usable=random.random() < 0.5)
+        elif kind == 7:
+            step(rules.reset, url=random.choice(URLS))
+    machine.teardown()
+
+
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_pausing_holds_its_promises_on_random_walks(first: int) -> None:
+    for seed in range(first, first + 100):
+        walk(seed)

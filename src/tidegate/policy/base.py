@@ -52,7 +52,14 @@ class Policy(Protocol):
         ...
 
     def placed(self, request: Request, replica: Replica) -> None: ...
-    def progressed(self, request: Request) -> None: ...
+    def progressed(self, request: Request) -> bool:
+        """True: less is held than was thought; a paused continuation may fit."""
+        ...
+
+    def withdrawn(self, request: Request) -> None:
+        """A continuation that waited is wanted no more."""
+        ...
+
     def answered(self, request: Request, event: RequestEnded) -> None:
         """A request that ran has ended, however."""
         ...
@@ -98,7 +105,10 @@ class Base:
     def placed(self, request: Request, replica: Replica) -> None:
         pass
 
-    def progressed(self, request: Request) -> None:
+    def progressed(self, request: Request) -> bool:
+        return False
+
+    def withdrawn(self, request: Request) -> None:
         pass
 
     def answered(self, request: Request, event: RequestEnded) -> None:

@@ -382,6 +382,7 @@ class Ledger(ReplicaBooks):
                 self._set_tokens(session, session.tokens + delta)
             session.last_ok = event.outcome == "ok"
         elif request.held:
+            request.held = False  # whoever still knows it must not place it
             session.waiting -= 1
         session.last_active_r = session.heard_r = self.now_r
         if session.running or session.waiting:

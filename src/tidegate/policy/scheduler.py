@@ -191,7 +191,8 @@ class Scheduler:
         request = self.ledger.requests.get(event.request)
         if request is not None:
             self.ledger.progress(request, event.completion_tokens)
-            self.policy.progressed(request)
+            if self.policy.progressed(request):
+                self._freed = True
 
     def _returned(self, event: t.RequestReturned) -> None:
         request = self.ledger.requests.get(event.request)
@@ -209,10 +210,12 @@ class Scheduler:
         self.holds.remove(request)
         ran = request.replica is not None
         self.ledger.end_request(request, event)
+        session = request.session
         if ran:
             self.policy.answered(request, event)
-            self._freed = bool(self.holds.continuations)
-        session = request.session
+        elif session.state == LIVE:
+            self.policy.withdrawn(request)
+        self._freed = bool(self.holds.continuations)
         if event.final and session.state == LIVE and session.listed:
             self._end(session, "finished")
         elif session.one_shot or session.state == HELD:

@@ -219,12 +219,29 @@ class WorkingSetPolicy(Sticky):
         claim.growing[request.id] = int(working_set.clock.at(self.ledger.now_s))
         working_set.update(session, claim)
 
-    def progressed(self, request: Request) -> None:
-        claim = self.claims.get(request.session)
-        if claim is not None and request.id in claim.growing:
+    def progressed(self, request: Request) -> bool:
+        session = request.session
+        claim = self.claims.get(session)
+        if claim is None or request.id not in claim.growing:
+            return False
+        working_set = self.sets[claim.slot]
+        now_s = self.ledger.now_s
+        before = working_set.claimed_tokens(now_s)
+        claim.growing[request.id] = int(working_set.clock.at(now_s))
+        working_set.update(session, claim)
+        if working_set.claimed_tokens(now_s) >= before:
+            return False
+        working_set.freed = True  # the clock had run ahead
+        return True
+
+    def withdrawn(self, request: Request) -> None:
+        session = request.session
+        claim = self.claims.get(session)
+        if claim is not None and not session.waiting:
+            claim.asked = 0
             working_set = self.sets[claim.slot]
-            claim.growing[request.id] = int(working_set.clock.at(self.ledger.now_s))
-            working_set.update(request.session, claim)
+            working_set.update(session, claim)
+            working_set.freed = True
 
     def answered(self, request: Request, event: RequestEnded) -> None:
         session = request.session
