@@ -73,6 +73,10 @@ class Policy(Protocol):
     def arrived(self, request: Request) -> None: ...
     def tick(self) -> None: ...
     def cap(self, klass: ClassLedger) -> int | None: ...
+    def session_limit(self) -> int | None:
+        """Live sessions of the whole pool up to which new ones may enter; None: it counts no sessions."""
+        ...
+
     def pressure(self, replica: Replica) -> float: ...
     def alarms(self) -> list[str]: ...
     def estimates(self) -> dict[str, object]: ...
@@ -140,6 +144,17 @@ class Base:
 
     def cap(self, klass: ClassLedger) -> int | None:
         return None
+
+    def session_limit(self) -> int | None:
+        return None
+
+    def narrowed(self, replica: Replica, sessions: int) -> int:
+        """A limit of a replica, as far as its state is known: what is unknown takes few new ones."""
+        few = self.params.replica.unknown_sessions
+        if replica.capacity_tokens is None:
+            return few
+        stale = self.ledger.stale(replica, self.ledger.now_s)
+        return min(sessions, max(few, len(replica.live))) if stale else sessions
 
     def pressure(self, replica: Replica) -> float:
         return 0.0

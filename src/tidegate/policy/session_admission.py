@@ -156,6 +156,10 @@ class SessionAdmission(Sticky):
         base = self.base_caps[replica.slot]
         return (base, False) if contracted is None or contracted >= base else (contracted, True)
 
+    def session_limit(self) -> int | None:
+        usable = [self.ledger.at(slot) for slot in members(self.ledger.usable)]
+        return sum(self.narrowed(replica, self.session_cap(replica)[0]) for replica in usable)
+
     # --- what frees room ---------------------------------------------------------------------------------------
     def ended(self, session: Session) -> None:
         replica = session.replica

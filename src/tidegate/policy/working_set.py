@@ -120,6 +120,12 @@ class WorkingSetPolicy(Sticky):
             return slot, Choice(None, "occupancy", inputs)
         return slot, Choice(replica, "admitted", inputs)
 
+    def session_limit(self) -> int | None:
+        each = self._mean_claim_tokens if self._mean_claim_tokens > 1.0 else self._prior_tokens()
+        usable = [self.ledger.at(slot) for slot in members(self.ledger.usable)]
+        room = {r: max(1, int(self.own.admit_fraction * (r.capacity_tokens or 0) / each)) for r in usable}
+        return sum(self.narrowed(replica, sessions) for replica, sessions in room.items())
+
     def _needed(self, replica: Replica, request: Request, newcomer: list[float]) -> float:
         """Tokens that the replica is expected to hold with the newcomer, now or at the worst horizon."""
         working_set = self.set_of(replica)

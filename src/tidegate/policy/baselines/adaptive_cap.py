@@ -206,6 +206,9 @@ class AdaptiveCap(StickyLeastLoaded):
             youngest = [session for session in reversed(self._live) if session not in self.paused]
             self.paused.update(dict.fromkeys(youngest[:excess]))
 
+    def session_limit(self) -> int | None:
+        return int(self.limit)
+
     # --- views -------------------------------------------------------------------------------------------------
     def estimates(self) -> dict[str, object]:
         return {

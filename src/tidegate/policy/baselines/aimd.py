@@ -183,6 +183,9 @@ class Aimd(Sticky):
         elif used > own.usage_high and hit_rate is not None and hit_rate < own.hit_rate_low:
             window.size = max(1.0, window.size * own.decrease)
 
+    def session_limit(self) -> int | None:
+        return sum(int(self.windows[slot].size) for slot in members(self.ledger.usable))
+
     # --- views -------------------------------------------------------------------------------------------------
     def estimates(self) -> dict[str, object]:
         return {self.ledger.at(slot).url: self._replica_estimates(slot) for slot in members(self.ledger.usable)}

@@ -17,3 +17,6 @@ class StaticCap(StickyLeastLoaded):
         cap = self.params.static_cap.cap
         below = self.ledger.by_sessions.below(usable, cap)
         return self.enter_among(below) if below else Choice(None, "replica_cap", {"cap": cap})
+
+    def session_limit(self) -> int | None:
+        return self.params.static_cap.cap * self.ledger.usable.bit_count()
