@@ -41,6 +41,7 @@ BINS: Final = 36  # up to four days; the last bin is open
 EDGES_S: Final = (0.0, *(FIRST_EDGE_S * EDGE_RATIO**j for j in range(BINS - 1)))
 WIDTHS_S: Final = (*(b - a for a, b in pairwise(EDGES_S)), inf)
 MIDS_S: Final = (*((a + b) / 2 for a, b in pairwise(EDGES_S)), EDGES_S[-1] * 1.25)
+STEPS_S: Final = (0.0, *(b - a for a, b in pairwise(MIDS_S)))
 
 
 class Cohort:
@@ -190,8 +191,10 @@ class Profile:
             cohort.bin = j + 1
             if j + 2 < BINS:
                 heapq.heappush(crossings, (cohort.birth_r + EDGES_S[j + 2], number, cohort))
-        for j in range(BINS):
-            self._accrue(j, now_r)
+        for j, sessions in enumerate(self.sessions):
+            if sessions:
+                self._accrue(j, now_r)
+        self._at_r = [now_r] * BINS
         self._fade(now_r)
 
     def _fade(self, now_r: float) -> None:
@@ -201,9 +204,9 @@ class Profile:
         self._faded_r = now_r
         if not any(self.sessions):
             return  # nothing new is learned, so nothing is forgotten
-        for column in (self.exposure, self.block_time, self.ends):
-            for j in range(BINS):
-                column[j] *= keep
+        self.exposure = [seconds * keep for seconds in self.exposure]
+        self.block_time = [token_s * keep for token_s in self.block_time]
+        self.ends = [ends * keep for ends in self.ends]
         self.growth_tokens *= keep
         self.lived_s *= keep
         self._started_tokens *= keep
@@ -216,18 +219,21 @@ class Profile:
         weight = self._params.prior_sessions
         exposure = sum(self.exposure)
         self.growth_per_s = max(0.0, self.growth_tokens / exposure) if exposure > 0.0 else 0.0
+        weight_s = weight * prior_residency_s
         survival, residency_s, block_time = 1.0, 0.0, 0.0
         held = 0.0
-        for j in range(BINS):
-            lived = self.exposure[j]
-            hazard = (self.ends[j] + weight) / (lived + weight * prior_residency_s)
-            time_s = survival * (1.0 / hazard if j == BINS - 1 else -expm1(-hazard * WIDTHS_S[j]) / hazard)
-            held = self._holding(j, held, lived)
-            self.survival[j], self.hazard[j], self.holding[j] = survival, hazard, held
+        survivals, hazards, holding = [], [], []
+        for j, (lived, ends, width_s) in enumerate(zip(self.exposure, self.ends, WIDTHS_S, strict=True)):
+            hazard = (ends + weight) / (lived + weight_s)
+            held = self._holding(j, held, lived) if lived > 0.0 else held + self.growth_per_s * STEPS_S[j]
+            time_s = survival * (-expm1(-hazard * width_s) / hazard)  # of the open bin: 1 / hazard
+            survivals.append(survival)
+            hazards.append(hazard)
+            holding.append(held)
             residency_s += time_s
             block_time += time_s * held
-            if j < BINS - 1:
-                survival *= exp(-hazard * WIDTHS_S[j])
+            survival *= exp(-hazard * width_s)
+        self.survival, self.hazard, self.holding = survivals, hazards, holding
         self.residency_s = residency_s
         self.sizes.solve()
         first = self._started_tokens / self._started if self._started > 0.0 else 0.0
@@ -236,10 +242,8 @@ class Profile:
         self.footprint_tokens = (1.0 - doubt) * block_time / residency_s + doubt * prior_footprint_tokens
 
     def _holding(self, j: int, before: float, lived: float) -> float:
-        """k_j: observed where sessions lived long enough in the bin, else carried on from the bin before."""
-        carried = before + self.growth_per_s * (MIDS_S[j] - MIDS_S[j - 1]) if j else 0.0
-        if lived <= 0.0:
-            return carried
+        """k_j of a bin where sessions lived: as observed, if they did long enough, else carried on from the bin before."""
+        carried = before + self.growth_per_s * STEPS_S[j]
         trust = lived / (lived + WIDTHS_S[j]) if WIDTHS_S[j] != inf else 1.0  # one session's passage weighs half
         seen = self.block_time[j] / lived
         return seen if j == 0 or not before else trust * seen + (1.0 - trust) * carried

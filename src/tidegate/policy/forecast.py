@@ -36,7 +36,8 @@ from tidegate.policy.sizes import BINS, Sizes, size_bin
 
 # of the longest growth: dense, because a cohort's peak is sharp; later, most have left
 HORIZONS: Final = (0.0, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-POINTS: Final = len(HORIZONS)
+POINTS: Final = 13
+PARTS: Final = HORIZONS[1:]
 
 
 class Load:
@@ -59,33 +60,32 @@ class Load:
 class ClassForecast:
     """How sessions of one class go on, as of the last control step."""
 
-    __slots__ = ("_sizes", "doubt", "growth", "rate", "turn_tokens")
+    __slots__ = ("_sizes", "doubt", "gone", "growth", "rate", "turn_tokens")
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.growth = [0.0] * POINTS  # g at each horizon
+        self.gone = [0.0] * (POINTS - 1)  # what has to be outgrown to be there still, at each but the first
         self.rate = 0.0  # tokens/s
         self.turn_tokens = 0.0
         self.doubt = 1.0
 
     def add(self, load: Load, sessions: float, tokens: float, squares: float, prior_tokens: float) -> None:
         """Add sessions of one size that hold `tokens` together, `squares` the sum of their squares."""
-        each = tokens / sessions
-        doubt = self.doubt
+        doubt, turn_tokens = self.doubt, self.turn_tokens
         sure = 1.0 - doubt
+        each = tokens / sessions
         lacking = doubt * max(0.0, prior_tokens - each)
-        now = self._sizes.survival(each)
+        now, *then = self._sizes.survivals(each, self.gone)
         mean, var = load.mean, load.var
         mean[0] += tokens
-        for m in range(1, POINTS):
-            growth = self.growth[m]
-            gone = growth - self.turn_tokens
-            p = sure * (self._sizes.survival(each + gone) / now if gone > 0.0 else 1.0) + doubt
+        for m, (part, growth, survival) in enumerate(zip(PARTS, self.growth[1:], then, strict=True), start=1):
+            p = sure * (survival / now) + doubt
             learned = sure * growth
-            grown = learned + lacking * HORIZONS[m]
+            grown = learned + lacking * part
             mean[m] += p * (tokens + sessions * grown)
             spread = squares + grown * (2.0 * tokens + sessions * grown)
-            step = min(learned, self.turn_tokens) if self.turn_tokens else learned
+            step = min(learned, turn_tokens) if turn_tokens else learned
             var[m] += p * (1.0 - p) * spread + p * sessions * learned * step
 
     def add_expected(self, load: Load, tokens: float, expected: float) -> None:
@@ -171,6 +171,7 @@ class Forecast:
             table.rate = klass.profile.growth_per_s
             table.turn_tokens = klass.profile.turn_tokens
             table.growth = [table.rate * part * longest_s for part in HORIZONS]
+            table.gone = [max(0.0, growth - table.turn_tokens) for growth in table.growth[1:]]
         self._rebuild_replicas()
 
     def _rebuild_replicas(self) -> None:

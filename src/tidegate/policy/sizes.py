@@ -15,15 +15,20 @@ class's window. Where nobody has been, a bin of 10 % growth is passed with `UNSE
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import inf
+from operator import mul
 from typing import Final
 
 FIRST_EDGE_TOKENS: Final = 64
 EDGE_RATIO: Final = 1.1
 BINS: Final = 140  # up to 33M tokens; the last bin is open
 EDGES_TOKENS: Final = (0.0, *(FIRST_EDGE_TOKENS * EDGE_RATIO**j for j in range(BINS - 1)), inf)
+WIDTHS_TOKENS: Final = tuple(high - low for low, high in pairwise(EDGES_TOKENS))
 UNSEEN_PASS: Final = 0.9
 UNSEEN_WEIGHT: Final = 0.5  # sessions: outweighed by the first one seen
+UNSEEN_PASSED: Final = UNSEEN_WEIGHT * UNSEEN_PASS
 LEAST_SURVIVAL: Final = 1e-12
 
 
@@ -48,18 +53,18 @@ class Sizes:
         self.ended[at_bin] += 1.0
 
     def fade(self, keep: float) -> None:
-        for j in range(BINS):
-            self.passed[j] *= keep
-            self.ended[j] *= keep
+        self.passed = [count * keep for count in self.passed]
+        self.ended = [count * keep for count in self.ended]
 
     def solve(self) -> None:
-        survival = 1.0
-        for j in range(BINS):
-            self._survival[j] = survival
-            passed, ended = self.passed[j], self.ended[j]
-            passing = (passed + UNSEEN_WEIGHT * UNSEEN_PASS) / (passed + ended + UNSEEN_WEIGHT)
-            survival = max(LEAST_SURVIVAL, survival * passing)
-        self._survival[BINS] = survival
+        passing = [
+            (passed + UNSEEN_PASSED) / (passed + ended + UNSEEN_WEIGHT)
+            for passed, ended in zip(self.passed, self.ended, strict=True)
+        ]
+        survival = list(accumulate(passing, mul, initial=1.0))
+        if survival[BINS] < LEAST_SURVIVAL:
+            survival = [max(LEAST_SURVIVAL, part) for part in survival]
+        self._survival = survival
 
     def survival(self, tokens: float) -> float:
         """Up to a constant factor, the chance to become this large: only ratios mean something."""
@@ -70,15 +75,33 @@ class Sizes:
         edge, upper = EDGES_TOKENS[j], EDGES_TOKENS[j + 1]
         return low + (self._survival[j + 1] - low) * (tokens - edge) / (upper - edge)
 
+    def survivals(self, tokens: float, further: Sequence[float]) -> list[float]:
+        """`survival` of this size, and of what it is after each further growth; these ascend."""
+        edges, survival = EDGES_TOKENS, self._survival
+        found = []
+        j = 0
+        for growth in (0.0, *further):
+            size = tokens + growth
+            j = bisect_right(edges, size, j) - 1
+            low = survival[j]
+            if j + 1 < BINS:
+                edge = edges[j]
+                low += (survival[j + 1] - low) * (size - edge) / (edges[j + 1] - edge)
+            found.append(low)
+        return found
+
     def growth_left(self, tokens: float) -> float:
         """Expected further growth of a session that holds this much."""
         survival = self._survival
-        start = self.survival(tokens)
-        j = size_bin(tokens)
-        left, low, edge = 0.0, start, tokens
-        while j + 1 < BINS and low > 1e-3 * start:
-            upper, high = EDGES_TOKENS[j + 1], survival[j + 1]
-            left += (low + high) / 2.0 * (upper - edge)
-            low, edge = high, upper
+        low = self.survival(tokens)
+        least = 1e-3 * low
+        start = low
+        left, j = 0.0, size_bin(tokens)
+        width = EDGES_TOKENS[j + 1] - tokens
+        while j + 1 < BINS and low > least:
+            high = survival[j + 1]
+            left += (low + high) / 2.0 * width
+            low = high
             j += 1
+            width = WIDTHS_TOKENS[j]
         return left / start
