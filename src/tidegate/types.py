@@ -266,3 +266,25 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaView, ...]
     classes: dict[WorkloadClass, ClassView]
     alarms: tuple[str, ...]
+
+
+class ClassAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    sessions: int  # to have in flight: in the engines and waiting at the gate
+    held_sessions: int  # of them, expected to wait, so that the gate never runs dry
+    share: float  # of the completed sessions, given by the trainer or learned
+    footprint_tokens: float
+    residency_s: float
+    reason: str  # the table is policy.reasons
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """How many sessions a trainer should have in flight now."""
+
+    policy: str
+    paused: bool  # a weight update is under way: start none
+    mixture_given: bool  # False: the split over classes is that of what arrives, and binds nobody
+    sessions: int  # over all classes
+    held_sessions: int
+    reason: str  # the table is policy.reasons
+    inputs: dict[str, float]  # what the number was made from
+    classes: dict[WorkloadClass, ClassAdvice]

@@ -16,7 +16,7 @@ import tidegate
 from tidegate.config.schema import leaves
 from tidegate.errors import ConfigError, TidegateError
 from tidegate.observe.metrics import METRICS
-from tidegate.policy.reasons import HOLD, PLACE, REJECT
+from tidegate.policy.reasons import ADVICE, CLASS_ADVICE, HOLD, PLACE, REJECT
 from tidegate.proxy.identity import FINAL_HEADER, INFERENCE_PATHS, SESSION_HEADERS
 from tidegate.server.app import StatusApi
 from tidegate.server.control import CONTROL_PATHS
@@ -84,7 +84,7 @@ def test_every_reason_of_a_refusal_is_documented() -> None:
     assert error_reasons() - documented == set()
 
 
-@pytest.mark.parametrize("table", [PLACE, HOLD], ids=["place", "hold"])
+@pytest.mark.parametrize("table", [PLACE, HOLD, ADVICE, CLASS_ADVICE])
 def test_every_reason_of_a_decision_is_documented(table: dict[str, str]) -> None:
     assert [reason for reason in table if f"`{reason}`" not in API] == []
 

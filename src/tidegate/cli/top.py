@@ -82,7 +82,8 @@ def headline(state: dict[str, Any]) -> Text:
     )
     text.append(
         f"sessions {sessions['live']} live, {sessions['held']} held, {sessions['paused']} paused   "
-        f"requests {requests['in_flight']} in flight, {requests['waiting']} waiting"
+        f"requests {requests['in_flight']} in flight, {requests['waiting']} waiting   "
+        f"advised {state['advice']['sessions']} sessions ({state['advice']['reason']})"
     )
     if state["paused"]:
         text.append("   PAUSED", style="bold yellow")
@@ -112,14 +113,17 @@ def replicas(state: dict[str, Any]) -> Table:
 
 def classes(state: dict[str, Any]) -> Table:
     table = Table(
-        "class", "live", "cap", "held", "completed", "share", "footprint", "residency", box=None, pad_edge=False
-    )
+        "class", "live", "cap", "held", "advised", "completed", "share", "footprint", "residency",
+        box=None, pad_edge=False,
+    )  # fmt: skip
+    advised = state["advice"]["classes"]
     for name, klass in sorted(state["classes"].items()):
         table.add_row(
             name,
             str(klass["live"]),
             "-" if klass["cap"] is None else str(klass["cap"]),
             str(klass["held"]),
+            str(advised[name]["sessions"]) if name in advised else "-",
             str(klass["completed"]),
             f"{klass['share']:.2f}",
             tokens(klass["footprint_tokens"]),

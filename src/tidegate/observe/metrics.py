@@ -17,10 +17,10 @@ from prometheus_client.registry import Collector
 
 from tidegate.engines.health import State
 from tidegate.engines.monitor import MonitorView
-from tidegate.observe.counters import ClassCounters, Counters, Histogram
+from tidegate.observe.counters import MAX_CLASSES, OTHER_CLASSES, ClassCounters, Counters, Histogram
 from tidegate.observe.recorder import Recorder
 from tidegate.proxy.relay import Listener
-from tidegate.types import PoolView
+from tidegate.types import Advice, PoolView
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Sample: TypeAlias = tuple[tuple[str, ...], float | Histogram | None]  # label values, value; None: unknown, left out
@@ -33,6 +33,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     policy: str
     uptime_s: float
     view: PoolView
+    advice: Advice
     counters: Counters
     monitors: tuple[MonitorView, ...]
     recorder: Recorder | None
@@ -60,6 +61,19 @@ def _by_replica(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
 
 def _by_class(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
     return lambda s: (((name,), _number(getattr(view, field))) for name, view in s.view.classes.items())
+
+
+def _advised(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
+    return lambda s: (((label,), total) for label, total in _bounded(s.advice, field).items())
+
+
+def _bounded(advice: Advice, field: str) -> dict[str, float]:
+    """By class label; a mixture may name more classes than there are series."""
+    totals: dict[str, float] = {}
+    for name, one in advice.classes.items():
+        label = name if len(totals) < MAX_CLASSES or name in totals else OTHER_CLASSES
+        totals[label] = totals.get(label, 0.0) + getattr(one, field)
+    return totals
 
 
 def _number(value: Any) -> float | None:
@@ -205,6 +219,12 @@ METRICS: tuple[Metric, ...] = (
            "-", _by_class("residency_s")),
     Metric("tidegate_class_share", "gauge", _CLASS, "Target mixture, given by the trainer or learned.", "-",
            _by_class("share")),
+    Metric("tidegate_advice_sessions", "gauge", _CLASS,
+           "Sessions of the class that a trainer should have in flight: GET /advice.",
+           "A trainer far below starves the pool; far above, its sessions wait at the gate, or thrash the caches "
+           "under a policy that admits all.", _advised("sessions")),
+    Metric("tidegate_advice_held_sessions", "gauge", _CLASS,
+           "Of these, sessions that are expected to wait at the gate.", "-", _advised("held_sessions")),
     # --- decisions
     Metric("tidegate_placements_total", "counter", ("reason",), "Place decisions.",
            "repinned: a session lost its KV with its replica.", _counted("placed")),

@@ -319,6 +319,26 @@ class PlacementParams(Struct, frozen=True, kw_only=True):
     ] = 0.1
 
 
+class AdviceParams(Struct, frozen=True, kw_only=True):
+    reaction_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Sessions that end within this are advised on top, to wait at the gate: what a trainer takes "
+            "to start the next one, with a poll of the advice in between.",
+        ),
+    ] = 5.0
+    band_fraction: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Advice falls only when it is off by more than this part (and by more than a session), since "
+            "one that waits at the gate costs no memory; it rises at once.",
+        ),
+    ] = 0.1
+
+
 class CoreParams(Struct, frozen=True, kw_only=True):
     tick_s: Annotated[
         float,
@@ -337,6 +357,7 @@ class CoreParams(Struct, frozen=True, kw_only=True):
     pressure: PressureParams = PressureParams()
     misa: MisaParams = MisaParams()
     working_set: WorkingSetParams = WorkingSetParams()
+    advice: AdviceParams = AdviceParams()
     cache_aware: CacheAwareParams = CacheAwareParams()
     static_cap: StaticCapParams = StaticCapParams()
     consistent_hash: ConsistentHashParams = ConsistentHashParams()

@@ -34,6 +34,16 @@ REJECT: Final[dict[str, str]] = {
     "session_table_full": "ledger.max_sessions are busy, none is idle",
     "no_replica": "no replica is usable, and admission.overload is reject",
 }
+ADVICE: Final[dict[str, str]] = {
+    "session_limit": "the policy's own limit of live sessions",
+    "capacity": "the policy counts no sessions: what the KV memory holds of the expected footprint",
+    "capacity_unknown": "no usable replica reports its KV capacity: a few sessions for each",
+    "no_replica": "no replica is usable: one session of each class, which waits for one",
+}
+CLASS_ADVICE: Final[dict[str, str]] = {
+    "learned": "residency and footprint of the class are learned",
+    "prior": "none of its sessions has ended yet: they are assumed",
+}
 ENDED: Final[dict[str, str]] = {
     "finished": "the client said so",
     "expired": "idle for longer than its class's TTL",

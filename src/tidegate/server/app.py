@@ -2,7 +2,7 @@
 
     GET /health     the process lives           GET /readiness   200 once a replica is usable, else 503 with reasons
     GET /liveness   the same as /health         GET /state       everything, as JSON
-    GET /metrics    the gate's own metrics
+    GET /metrics    the gate's own metrics          GET /advice      sessions that a trainer should have in flight
 
 beside the sessions API, the workers API and the control calls. `Routes` answers, for each request off the inference
 paths, whether it is one of them.
@@ -24,18 +24,23 @@ from tidegate.observe.metrics import exposition
 from tidegate.proxy.seam import AsgiApp, RequestHead
 from tidegate.server.answers import answer, error_response
 from tidegate.server.state import readiness
-from tidegate.types import PoolView
+from tidegate.types import Advice, PoolView
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StatusApi:
     def __init__(
-        self, registry: CollectorRegistry, view: Callable[[], PoolView], state: Callable[[], dict[str, Any]]
+        self,
+        registry: CollectorRegistry,
+        view: Callable[[], PoolView],
+        state: Callable[[], dict[str, Any]],
+        advice: Callable[[], Advice],
     ) -> None:
         self._registry = registry
         self._view = view
         self._state = state
+        self._advice = advice
 
     def routes(self) -> list[Route]:
         return [
@@ -43,6 +48,7 @@ class StatusApi:
             Route("/liveness", self.health, methods=["GET"]),
             Route("/readiness", self.readiness, methods=["GET"]),
             Route("/state", self.state, methods=["GET"]),
+            Route("/advice", self.advice, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
         ]
 
@@ -55,6 +61,9 @@ class StatusApi:
 
     async def state(self, request: Request) -> Response:
         return answer(self._state())
+
+    async def advice(self, request: Request) -> Response:
+        return answer(self._advice())
 
     async def metrics(self, request: Request) -> Response:
         return Response(exposition(self._registry), media_type=METRICS_CONTENT_TYPE)

@@ -27,6 +27,7 @@ from tidegate.engines.discovery import by_replica, normalise_all
 from tidegate.errors import ConfigError
 from tidegate.observe.metrics import Snapshot, registry
 from tidegate.observe.recorder import FORMAT, Header, Recorder
+from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
 from tidegate.proxy.identity import Identifier
 from tidegate.proxy.pool import Pool
@@ -55,6 +56,7 @@ class Gate:
         self.driver: Driver
         self.replicas: Replicas
         self.pausing: Pausing
+        self.advisor: Advisor
         self.registry: CollectorRegistry
         self._recorder: Recorder | None = None
         self.metrics_listener: Listener | None = None
@@ -82,6 +84,7 @@ class Gate:
         config = self.config
         urls = normalise_all(config.server.worker_urls)
         scheduler = Scheduler(config.policy, config.core, config.seed)
+        self.advisor = Advisor(scheduler)
         self._recorder = self._open_recorder()
         if self._recorder is not None:
             stack.callback(self._recorder.close)
@@ -139,7 +142,7 @@ class Gate:
             clock,
             max_body_bytes=self.config.http.max_body_bytes,
         )
-        status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state)
+        status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state, self.advisor.look)
         workers = WorkersApi(self.replicas, scheduler, clock)
         mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
         apis = (status, sessions, workers, mixture, control)
@@ -204,6 +207,7 @@ class Gate:
             policy=self.config.policy,
             uptime_s=now_s - driver.started_s,
             view=driver.scheduler.view(now_s),
+            advice=self.advisor.look(),
             counters=driver.counters,
             monitors=self.replicas.views(),
             recorder=self._recorder,

@@ -4,11 +4,14 @@
     GET    /mixture   the shares in force, by class, given or learned from what arrives
     DELETE /mixture   back to learning
 
-Shares are relative: they are scaled to a sum of 1. A class without a share has none, as long as a mixture is set.
+Shares are relative: they are scaled to a sum of 1, and the answer says what they summed to. A class of which no session
+has come yet may have a share, and is named in the answer: a misspelt one shows. A class without a share has none, as
+long as a mixture is set; its sessions are admitted all the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +26,7 @@ from tidegate.server.answers import answer, read_fields
 from tidegate.types import AnyEvent, MixtureSet, PoolView, WorkloadClass
 
 MAX_SHARE = 1e15  # shares are relative, so any scale will do; their sum stays far from overflowing
+MAX_CLASSES = 1024  # as many as the ledger can be told to keep apart
 
 
 class MixtureApi:
@@ -44,20 +48,27 @@ class MixtureApi:
         return answer({"given": bool(self._given), "shares": shares})
 
     async def put(self, request: Request) -> Response:
-        return self._set(_shares((await read_fields(request)).get("shares")))
+        given = _checked((await read_fields(request)).get("shares"))
+        total = math.fsum(given.values())
+        shares = {name: share / total for name, share in given.items()}
+        self._set(shares)
+        unseen = sorted(shares.keys() - self._view().classes.keys())
+        return answer({"status": "ok", "shares": shares, "given_sum": total, "unseen_classes": unseen})
 
     async def forget(self, request: Request) -> Response:
-        return self._set({})
+        self._set({})
+        return answer({"status": "ok", "shares": {}})
 
-    def _set(self, shares: dict[WorkloadClass, float]) -> Response:
+    def _set(self, shares: dict[WorkloadClass, float]) -> None:
         self._given = shares
         self._handle(MixtureSet(at_s=self._clock.now_s(), shares=shares))
-        return answer({"status": "ok", "shares": shares})
 
 
-def _shares(given: Any) -> dict[WorkloadClass, float]:
+def _checked(given: Any) -> dict[WorkloadClass, float]:
     if not isinstance(given, dict) or not given:
         raise RequestError("give shares: an object of workload class to share", reason="invalid_field", param="shares")
+    if len(given) > MAX_CLASSES:
+        raise RequestError(f"more than {MAX_CLASSES} classes", reason="invalid_field", param="shares")
     for name, share in given.items():
         check_label("workload class", name)
         number = isinstance(share, (int, float)) and not isinstance(share, bool)
@@ -65,7 +76,6 @@ def _shares(given: Any) -> dict[WorkloadClass, float]:
             raise RequestError(
                 f"the share of {name!r} is not a number from 0 to {MAX_SHARE:g}", reason="invalid_field", param="shares"
             )
-    total = sum(given.values())
-    if total <= 0:
+    if not any(given.values()):
         raise RequestError("all shares are 0", reason="invalid_field", param="shares")
-    return {name: share / total for name, share in given.items()}
+    return given

@@ -10,6 +10,7 @@ from tidegate.types import (
     AnyDecision,
     Ended,
     Hold,
+    MixtureSet,
     Place,
     Reject,
     ReplicaAdded,
@@ -69,6 +70,9 @@ class Shell:
 
     def sample(self, url: str, **fields: Any) -> list[AnyDecision]:
         return self.send(ReplicaSample(at_s=self.now_s, replica=url, **fields))
+
+    def mixture(self, **shares: float) -> list[AnyDecision]:
+        return self.send(MixtureSet(at_s=self.now_s, shares=shares))
 
     def tick(self, by_s: float = 1.0, *, sampled: bool = True) -> list[AnyDecision]:
         self.now_s += by_s
