@@ -15,12 +15,15 @@ TIME_SCALE = 20  # a token in about a millisecond, as the real replicas of the s
 class EmbeddedReplica:
     """Ports are chosen once: a restarted replica is found at its old address."""
 
-    def __init__(self, log: Path, *, num_gpu_blocks: int = 512, shutdown_timeout_s: int = 0) -> None:
+    def __init__(
+        self, log: Path, *, num_gpu_blocks: int = 512, shutdown_timeout_s: int = 0, dialect: str = "vllm"
+    ) -> None:
         port, events, replay = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
         self.kv_replay_endpoint = f"tcp://127.0.0.1:{replay}"
         self.kv_capacity_tokens = num_gpu_blocks * BLOCK_TOKENS
         settings = {
+            "dialect": dialect,
             "host": "127.0.0.1",
             "port": port,
             "served-model-name": "m",

@@ -17,6 +17,13 @@ from tidegate.sim.latency import PRESETS
 
 
 @click.command()
+@click.option(
+    "--dialect",
+    default="vllm",
+    show_default=True,
+    type=click.Choice(["vllm", "sglang"]),
+    help="Whose HTTP surface and metrics it has.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one.")
 @click.option(
@@ -64,10 +71,10 @@ from tidegate.sim.latency import PRESETS
     help="On SIGTERM, seconds for running requests to end; new ones get an abort. 0: abort all.",
 )
 def engine(**flags: object) -> None:
-    """A stand-in for vLLM without a GPU or a model.
+    """A stand-in for vLLM, or SGLang, without a GPU or a model.
 
-    It has vLLM's HTTP surface, metrics and KV events over a simulated paged KV cache and scheduler, in real or scaled
-    time. Token counts are those of the request, and replies depend on the prompt.
+    It has the engine's HTTP surface and metrics, and vLLM's KV events, over a simulated paged KV cache and scheduler,
+    in real or scaled time. Token counts are those of the request, and replies depend on the prompt.
     """
     try:
         config = msgspec.convert(flags, EngineConfig)

@@ -7,7 +7,17 @@ from typing import TypeAlias
 
 import structlog
 
-from tidegate.engine import control, info, messages, openai, responses, sglang, token_api
+from tidegate.engine import (
+    control,
+    info,
+    messages,
+    openai,
+    responses,
+    sglang,
+    sglang_control,
+    sglang_metrics,
+    token_api,
+)
 from tidegate.engine.core import EngineCore
 from tidegate.engine.http import Call, Message, Receive, Refusal, Scope, Send
 from tidegate.engine.http_counts import HttpCounts
@@ -27,12 +37,18 @@ INFERENCE: dict[str, Endpoint] = {
     "/inference/v1/generate": token_api.generate,
     "/generate": sglang.generate,
 }
-ROUTES: dict[tuple[str, str], Endpoint] = {
-    **{("POST", path): endpoint for path, endpoint in INFERENCE.items()},
-    **info.ROUTES,
-    **control.ROUTES,
+_SGLANG_INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/generate")
+ROUTES: dict[str, dict[tuple[str, str], Endpoint]] = {
+    "vllm": {
+        **{("POST", path): endpoint for path, endpoint in INFERENCE.items()},
+        **info.ROUTES,
+        **control.ROUTES,
+    },
+    "sglang": {
+        **{("POST", path): INFERENCE[path] for path in _SGLANG_INFERENCE},
+        **sglang_control.ROUTES,
+    },
 }
-_PATHS = frozenset(path for _, path in ROUTES)
 
 
 class EngineApp:
@@ -40,7 +56,10 @@ class EngineApp:
         self.core = core
         self._events = events
         self._http = HttpCounts()
-        self._registry = registry_of(core, self._http)
+        self._is_vllm = core.config.dialect == "vllm"
+        self._registry = registry_of(core, self._http) if self._is_vllm else sglang_metrics.registry_of(core)
+        self._routes = ROUTES[core.config.dialect]
+        self._paths = frozenset(path for _, path in self._routes)
         self._load = 0  # inference requests being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +67,7 @@ class EngineApp:
             await _lifespan(receive, send)
             return
         call = Call(scope, receive, send)
-        known = call.path in _PATHS or call.path in ("/metrics", "/load", "/kv_event_sources")
+        known = call.path in self._paths or call.path in ("/metrics", "/load", "/kv_event_sources")
         try:
             await self._answer(call)
         except RequestError as error:
@@ -62,7 +81,7 @@ class EngineApp:
             self._http.answered(call.path if known else "none", call.method, call.status or 499)
 
     async def _answer(self, call: Call) -> None:
-        endpoint = ROUTES.get((call.method, call.path))
+        endpoint = self._routes.get((call.method, call.path))
         if endpoint is None:
             await self._special(call)
         elif call.path in INFERENCE:
@@ -79,12 +98,12 @@ class EngineApp:
         match call.method, call.path:
             case "GET", "/metrics" | "/metrics/":
                 await call.raw(200, render(self._registry), [(b"content-type", CONTENT_TYPE)])
-            case "GET", "/load":
+            case "GET", "/load" if self._is_vllm:
                 await call.json({"server_load": self._load})
-            case "GET", "/kv_event_sources":
+            case "GET", "/kv_event_sources" if self._is_vllm:
                 await call.json({} if self._events is None else {"0": self._events.describe()})
             case _:
-                if call.path in _PATHS:
+                if call.path in self._paths:
                     await call.json({"detail": "Method Not Allowed"}, status=405)
                 else:
                     await call.json({"detail": "Not Found"}, status=404)

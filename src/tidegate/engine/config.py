@@ -12,6 +12,7 @@ from tidegate.sim.replica import ReplicaConfig
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
+    dialect: Annotated[Literal["vllm", "sglang"], Meta(description="Whose HTTP surface and metrics.")] = "vllm"
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: a free one.")] = 0
     kv_tokens: Annotated[int, Meta(ge=32, description="Size of the KV cache.")] = 131_072

@@ -25,7 +25,7 @@ def _flag(call: Call, name: str, default: bool) -> bool:
     return default if given is None else given.lower() in ("true", "1", "yes", "on")
 
 
-async def _json(call: Call) -> dict[str, Any]:
+async def json_body(call: Call) -> dict[str, Any]:
     raw = await call.body()
     try:
         body = msgspec.json.decode(raw) if raw else {}
@@ -52,7 +52,7 @@ async def is_paused(core: EngineCore, call: Call) -> None:
 
 async def abort_requests(core: EngineCore, call: Call) -> None:
     """Without ids: all. vLLM counts the ids that it was given, known or not."""
-    ids = (await _json(call)).get("request_ids")
+    ids = (await json_body(call)).get("request_ids")
     if not ids:
         aborted = core.abort_all()
     else:
@@ -88,14 +88,14 @@ async def is_sleeping(core: EngineCore, call: Call) -> None:
 
 async def collective_rpc(core: EngineCore, call: Call) -> None:
     """There are no workers: any method does nothing."""
-    if "method" not in await _json(call):
+    if "method" not in await json_body(call):
         raise Refusal("Missing 'method' in request body", kind="Bad Request")
     await call.json({"results": [None]})
 
 
 def _done(message: str) -> Any:
     async def endpoint(core: EngineCore, call: Call) -> None:
-        await _json(call)
+        await json_body(call)
         await call.json({"message": message})
 
     return endpoint

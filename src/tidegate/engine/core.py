@@ -21,6 +21,7 @@ from tidegate.engine.config import EngineConfig
 from tidegate.engine.generation import Generation, Sampling
 from tidegate.engine.hashing import PromptHashes
 from tidegate.engine.request_metrics import RequestMetrics
+from tidegate.engine.sglang_sessions import OpenSessions
 from tidegate.sim.blocks import BlockEvent
 from tidegate.sim.replica import PauseMode, Replica, StepResult
 
@@ -35,6 +36,7 @@ class EngineCore:
         self.config = config
         self.replica = Replica(config.replica())
         self.metrics = RequestMetrics(config.model_len)
+        self.sessions = OpenSessions()  # SGLang's
         self.draining = False
         self.alive = True
         self.sleep_level: int | None = None

@@ -60,7 +60,12 @@ async def generate(core: EngineCore, call: Call) -> None:
         n=params.n,
         logprobs=1 if body.return_logprob else None,
     )
-    session = body.session_id or (body.session_params or {}).get("id") or call.header(b"x-smg-routing-key")
+    params_of_session = body.session_params or {}
+    opened = params_of_session.get("id") if core.config.dialect == "sglang" else None
+    if opened is not None:
+        before = core.sessions.context(str(opened), params_of_session.get("rid"))
+        prompts = [before + prompt for prompt in prompts]
+    session = body.session_id or params_of_session.get("id") or call.header(b"x-smg-routing-key")
     job = start(
         core,
         prompts,
@@ -78,6 +83,9 @@ async def generate(core: EngineCore, call: Call) -> None:
             await job.finished()
             answers = [_answer(job, index, generation) for index, generation in enumerate(job.generations)]
             await call.json(answers if batch or params.n > 1 else answers[0])
+    if opened is not None:
+        first = job.generations[0]
+        core.sessions.keep(str(opened), job.id, prompts[0] + pack_ids(first.tokens_out(0, first.delivered)))
 
 
 def _prompts(body: GenerateBody) -> tuple[list[bytes], bool]:

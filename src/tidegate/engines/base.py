@@ -84,8 +84,8 @@ class EngineAdapter(Protocol):
         """The publishers that the answer names, to be reached at `host` where it gives a wildcard."""
         ...
 
-    def call(self, action: Action, options: Mapping[str, str]) -> ControlCall | None:
-        """How this engine spells an action; None: it has no such thing."""
+    def calls(self, action: Action, options: Mapping[str, str]) -> tuple[ControlCall, ...]:
+        """How this engine spells an action, in the order in which to call; empty: it has no such thing."""
         ...
 
     def goes_cold(self, path: str, query: str, body: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from tidegate.config.engines import EnginesConfig
+from tidegate.engines.base import ControlCall
 from tidegate.types import ReplicaId
 
 # Between us and our client, or set by our own client library.
@@ -48,6 +49,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     url: ReplicaId
     status: int | None  # None: no answer
     ok: bool
+    called: str = ""  # method and path, in the replica's own dialect
     body: Any = None  # decoded JSON, or text
     error: str | None = None
     elapsed_s: float = 0.0
@@ -70,22 +72,43 @@ def control_session(config: EnginesConfig) -> aiohttp.ClientSession:
 
 async def fan_out(
     session: aiohttp.ClientSession,
-    urls: Iterable[ReplicaId],
-    method: str,
-    path: str,
+    calls: Mapping[ReplicaId, Sequence[ControlCall]],
     *,
-    query: str = "",
     headers: Sequence[tuple[str, str]] = (),
-    body: bytes | None = None,
     timeout_s: float,
 ) -> list[Result]:
-    """The same call to all `urls` at once; results in their order."""
+    """To all replicas at once, each its own calls one after the other; results in their order."""
     return await asyncio.gather(
-        *(
-            call(session, url, method, path, query=query, headers=headers, body=body, timeout_s=timeout_s)
-            for url in urls
-        )
+        *(in_turn(session, url, wanted, headers=headers, timeout_s=timeout_s) for url, wanted in calls.items())
     )
+
+
+async def in_turn(
+    session: aiohttp.ClientSession,
+    url: ReplicaId,
+    calls: Sequence[ControlCall],
+    *,
+    headers: Sequence[tuple[str, str]] = (),
+    timeout_s: float,
+) -> Result:
+    """Until one fails, whose result it is; else the last one's."""
+    result = Result(url=url, status=None, ok=False, error="this engine has no such call")
+    called: list[str] = []
+    for wanted in calls:
+        result = await call(
+            session,
+            url,
+            wanted.method,
+            wanted.path,
+            query=wanted.query,
+            headers=headers,
+            body=wanted.body,
+            timeout_s=timeout_s,
+        )
+        called.append(f"{wanted.method} {wanted.path}")
+        if not result.ok:
+            break
+    return msgspec.structs.replace(result, called=", ".join(called))
 
 
 async def call(

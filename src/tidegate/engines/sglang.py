@@ -122,25 +122,28 @@ class SglangAdapter:
             sources.append(KvSource(rank=rank, endpoint=endpoint, replay_endpoint=replay, topic=events.topic))
         return sources
 
-    def call(self, action: Action, options: Mapping[str, str]) -> ControlCall | None:
+    def calls(self, action: Action, options: Mapping[str, str]) -> tuple[ControlCall, ...]:
         match action:
             case "pause":
                 mode = _PAUSE_MODES.get(options.get("mode", "abort"), options.get("mode", "abort"))
-                return _post("/pause_generation", {"mode": mode})
+                pause = _post("/pause_generation", {"mode": mode})
+                # Its pause leaves the cache, and a flush fails while requests run: only for those who ask for it.
+                return (pause, _post("/flush_cache", None)) if options.get("clear_cache") == "true" else (pause,)
             case "resume":
-                return _post("/continue_generation", {})
+                return (_post("/continue_generation", {}),)
             case "is_paused":
-                return ControlCall(method="GET", path="/ready")
+                return (ControlCall(method="GET", path=self.pause_probe_path),)
             case "reset_prefix_cache":
-                return _post("/flush_cache", None)
+                return (_post("/flush_cache", None),)
             case "abort":
-                return _post("/abort_request", {"rid": options.get("ids", "")})
+                ids = options.get("ids", "").split(",")
+                return tuple(_post("/abort_request", {"rid": id}) for id in ids if id)  # one for each call
             case "abort_all":
-                return _post("/abort_request", {"abort_all": True})
+                return (_post("/abort_request", {"abort_all": True}),)
             case "sleep":
-                return _post("/release_memory_occupation", {})
+                return (_post("/release_memory_occupation", {}),)
             case "wake_up":
-                return _post("/resume_memory_occupation", {})
+                return (_post("/resume_memory_occupation", {}),)
 
     def goes_cold(self, path: str, query: str, body: bytes) -> bool:
         if path.startswith("/update_weights"):

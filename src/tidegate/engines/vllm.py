@@ -120,20 +120,20 @@ class VllmAdapter:
             )
         return sources
 
-    def call(self, action: Action, options: Mapping[str, str]) -> ControlCall | None:
+    def calls(self, action: Action, options: Mapping[str, str]) -> tuple[ControlCall, ...]:
         query = urlencode(options)
         match action:
             case "pause" | "sleep" | "wake_up" | "reset_prefix_cache":
-                return ControlCall(method="POST", path=f"/{action}", query=query)
+                return (ControlCall(method="POST", path=f"/{action}", query=query),)
             case "resume":
-                return ControlCall(method="POST", path="/resume")
+                return (ControlCall(method="POST", path="/resume"),)
             case "is_paused":
-                return ControlCall(method="GET", path="/is_paused")
+                return (ControlCall(method="GET", path=self.pause_probe_path),)
             case "abort":
                 ids = [request for request in options.get("ids", "").split(",") if request]
-                return ControlCall(method="POST", path="/abort_requests", body=_json({"request_ids": ids}))
+                return (ControlCall(method="POST", path="/abort_requests", body=_json({"request_ids": ids})),)
             case "abort_all":
-                return ControlCall(method="POST", path="/abort_requests", body=b"{}")
+                return (ControlCall(method="POST", path="/abort_requests", body=b"{}"),)
 
     def goes_cold(self, path: str, query: str, body: bytes) -> bool:
         options = parse_qs(query)

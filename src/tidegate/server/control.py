@@ -1,15 +1,18 @@
 """Control calls go to all replicas at once, and the answer reports on each.
 
-    {"success": true, <what all replicas answered alike>, "replicas": {url: {ok, status, body, error, elapsed_s}}}
+    {"success": true, <what all replicas answered alike>,
+     "replicas": {url: {ok, called, status, body, error, elapsed_s}}}
 
 Status 200 only if every listed replica did it (a mere question: if any answered). If all refused alike (404: not built
 in), their status; if some failed or did not answer, 502: a pool that is half updated must not pass for updated. A
-replica that is gone for good has to be removed first. Bodies, queries and headers go on as they came, so any engine's
-dialect passes.
+replica that is gone for good has to be removed first. What both engines can do, under other names, reaches each replica
+in its own dialect (`engines.dialects`), and `called` says what that was; everything else goes on as it came, method,
+query, headers and body.
 
 Beside relaying, the gate draws its consequences: a pause holds requests (from before the call is sent), a resume lets
-them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, and a call that
-leaves caches empty starts a new epoch. While the pool is paused a series of update calls is one epoch.
+them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, one that aborts all
+answers the requests that the gate holds too, and a call that leaves caches empty starts a new epoch. While the pool is
+paused a series of update calls is one epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from starlette.routing import Route
 
 from tidegate.clock import Clock
 from tidegate.engines import detect
+from tidegate.engines.base import ControlCall, EngineAdapter
 from tidegate.engines.control import Result, fan_out
+from tidegate.engines.dialects import Wish, understood
 from tidegate.errors import ReplicaError
 from tidegate.server.answers import answer, read_body
 from tidegate.server.pausing import Pausing
@@ -96,6 +101,7 @@ class ControlApi:
         pausing: Pausing,
         handle: Callable[[AnyEvent], None],
         aborts_called: Callable[[], None],
+        abort_held: Callable[[], int],
         clock: Clock,
         *,
         max_body_bytes: int,
@@ -104,6 +110,7 @@ class ControlApi:
         self._pausing = pausing
         self._handle = handle
         self._aborts_called = aborts_called
+        self._abort_held = abort_held
         self._clock = clock
         self._max_body_bytes = max_body_bytes
 
@@ -116,25 +123,53 @@ class ControlApi:
         if not urls:
             raise ReplicaError("no replica is listed", reason="no_replica", status=503)
         body = await read_body(request, self._max_body_bytes)
+        wish = understood(path, query, body)
         if path in ABORTS or (path in PAUSES and not _SPARING.search(query.encode() + b" " + body)):
             self._aborts_called()
+        held_aborted = None
+        if wish is not None and wish.action == "abort_all":  # first: the end of one that runs must not let them go
+            held_aborted = self._abort_held()
         paused_here = path in PAUSES and not self._pausing.by_gate
         if path in PAUSES:
             self._pausing.pause()
+        as_it_came = ControlCall(method=request.method, path=path, query=query, body=body or None)
+        calls = {url: self._spelled(url, wish, as_it_came) for url in urls}
         results = await fan_out(
             self._replicas.client,
-            urls,
-            request.method,
-            path,
-            query=query,
+            calls,
             headers=request.headers.items(),
-            body=body or None,
             timeout_s=self._replicas.config.control_timeout_s,
         )
-        self._conclude(path, query, body, results, paused_here)
-        return _report(path, results)
+        if wish is not None and wish.action == "is_paused":
+            results = [self._answered(result) for result in results]
+        self._conclude(path, calls, results, paused_here)
+        return _report(path, results, held_aborted)
 
-    def _conclude(self, path: str, query: str, body: bytes, results: list[Result], paused_here: bool) -> None:
+    # --- dialects ----------------------------------------------------------------------------------------------------
+    def _adapter(self, url: ReplicaId) -> EngineAdapter | None:
+        monitor = self._replicas.monitor(url)
+        return monitor.adapter if monitor is not None else None
+
+    def _spelled(self, url: ReplicaId, wish: Wish | None, as_it_came: ControlCall) -> tuple[ControlCall, ...]:
+        adapter = self._adapter(url)
+        if wish is None or adapter is None or adapter.name == wish.spoken:
+            return (as_it_came,)
+        return adapter.calls(wish.action, wish.options)
+
+    def _answered(self, result: Result) -> Result:
+        """Whether it is paused, of a replica that says so in another way than vLLM."""
+        adapter = self._adapter(result.url)
+        if adapter is None or adapter.name == "vllm" or result.status is None:
+            return result
+        paused = adapter.paused(result.status, b"", was_healthy=True)
+        error = result.error if paused is None else None
+        body = result.body if paused is None else {"is_paused": paused}
+        return msgspec.structs.replace(result, ok=paused is not None, body=body, error=error)
+
+    # --- consequences ------------------------------------------------------------------------------------------------
+    def _conclude(
+        self, path: str, calls: dict[ReplicaId, tuple[ControlCall, ...]], results: list[Result], paused_here: bool
+    ) -> None:
         done = [result.url for result in results if result.ok]
         if path not in QUESTIONS:
             log.info("control call", path=path, ok=len(done), failed=len(results) - len(done))
@@ -143,19 +178,22 @@ class ControlApi:
                 self._pausing.confirm()
             elif paused_here:
                 self._pausing.resume()
-        self._went_cold(path, [url for url in done if self._goes_cold(url, path, query, body)], len(results))
+        self._went_cold(path, [url for url in done if self._goes_cold(url, calls[url])], len(results))
         if path in RESUMES and done:
             self._pausing.resume()
 
-    def _goes_cold(self, url: ReplicaId, path: str, query: str, body: bytes) -> bool:
-        monitor = self._replicas.monitor(url)
-        adapter = (monitor.adapter if monitor is not None else None) or detect.DEFAULT
-        return adapter.goes_cold(path, query, body)
+    def _goes_cold(self, url: ReplicaId, calls: tuple[ControlCall, ...]) -> bool:
+        adapter = self._adapter(url) or detect.DEFAULT
+        return any(adapter.goes_cold(call.path, call.query, call.body or b"") for call in calls)
 
     def _went_cold(self, path: str, cold: list[ReplicaId], called: int) -> None:
         now_s, reason = self._clock.now_s(), path.strip("/")
         if not cold:
             return
+        for url in cold:
+            monitor = self._replicas.monitor(url)
+            if monitor is not None:
+                monitor.caches_cleared()
         if path in _COLD_ONLY or len(cold) < called:
             for url in cold:
                 self._handle(ReplicaReset(at_s=now_s, replica=url, reason=reason))
@@ -163,13 +201,15 @@ class ControlApi:
             self._handle(EpochStarted(at_s=now_s, reason=reason))
 
 
-def _report(path: str, results: list[Result]) -> Response:
+def _report(path: str, results: list[Result], held_aborted: int | None) -> Response:
     answered = [result for result in results if result.ok]
     ok = bool(answered) if path in QUESTIONS else len(answered) == len(results)
     report: dict[str, Any] = {**_common(answered if path in QUESTIONS else results), "success": ok}
     if path in QUESTIONS:  # of the whole pool: only if it is so everywhere
         name = path.strip("/")
         report[name] = ok and all(isinstance(r.body, dict) and r.body.get(name) is True for r in answered)
+    if held_aborted is not None:
+        report["held_aborted"] = held_aborted
     report["replicas"] = {r.url: {k: v for k, v in msgspec.structs.asdict(r).items() if k != "url"} for r in results}
     if ok:
         return answer(report)

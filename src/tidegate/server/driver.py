@@ -134,16 +134,23 @@ class Driver:
     def refuse_all(self) -> int:
         """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
         self.draining = True
+        return self._turn_away_held(_shutting_down)
+
+    def abort_held(self) -> int:
+        """Somebody aborts all requests: those that wait here are among them."""
+        return self._turn_away_held(_aborted)
+
+    def _turn_away_held(self, why: Callable[[], TidegateError]) -> int:
         held = self.held()
         for entry in held:  # all of them first: the end of one may make room for another, which is to be refused too
             del self._entries[entry.exchange.id]
         for entry in held:
-            self._turn_away(entry)
+            self._turn_away(entry, why())
         return len(held)
 
-    def _turn_away(self, entry: Entry) -> None:
+    def _turn_away(self, entry: Entry, error: TidegateError) -> None:
         self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
-        self._refuse(entry.exchange, _shutting_down())
+        self._refuse(entry.exchange, error)
 
     @property
     def under_way(self) -> int:
@@ -315,7 +322,7 @@ class Driver:
             return
         if self.draining:  # its replica failed meanwhile, and nobody will place it again in time
             del self._entries[decision.request]
-            self._turn_away(entry)
+            self._turn_away(entry, _shutting_down())
         else:
             entry.hold_reason = decision.reason
 
@@ -369,3 +376,8 @@ def admission_error(decision: Reject) -> AdmissionError:
 
 def _shutting_down() -> AdmissionError:
     return AdmissionError("the gate is shutting down", reason="shutting_down", retry_after_s=1.0)
+
+
+def _aborted() -> RequestError:
+    """499, as for a call that was cancelled: client libraries repeat 409, 429 and 5xx, and would be held again."""
+    return RequestError("aborted while it was held", reason="aborted", status=499)

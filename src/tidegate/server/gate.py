@@ -139,6 +139,7 @@ class Gate:
             self.pausing,
             driver.handle,
             driver.aborts_called,
+            driver.abort_held,
             clock,
             max_body_bytes=self.config.http.max_body_bytes,
         )

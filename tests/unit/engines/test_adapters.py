@@ -49,18 +49,23 @@ def test_calls_that_leave_sglang_cold(path: str, body: bytes, cold: bool) -> Non
 
 
 def test_actions_in_each_engines_spelling() -> None:
-    pause = VLLM.call("pause", {"mode": "keep"})
-    assert pause is not None
+    (pause,) = VLLM.calls("pause", {"mode": "keep"})
     assert (pause.method, pause.path, pause.query) == ("POST", "/pause", "mode=keep")
-    pause = SGLANG.call("pause", {"mode": "keep"})
-    assert pause is not None
+    (pause,) = SGLANG.calls("pause", {"mode": "keep"})
     assert (pause.path, msgspec.json.decode(pause.body or b"")) == ("/pause_generation", {"mode": "in_place"})
-    abort = VLLM.call("abort", {"ids": "a,b"})
-    assert abort is not None
+    (abort,) = VLLM.calls("abort", {"ids": "a,b"})
     assert msgspec.json.decode(abort.body or b"") == {"request_ids": ["a", "b"]}
-    abort = SGLANG.call("abort_all", {})
-    assert abort is not None
+    assert [call.body for call in SGLANG.calls("abort", {"ids": "a,b"})] == [b'{"rid":"a"}', b'{"rid":"b"}']
+    (abort,) = SGLANG.calls("abort_all", {})
     assert msgspec.json.decode(abort.body or b"") == {"abort_all": True}
+
+
+def test_sglang_flushes_after_a_pause_only_when_asked_to() -> None:
+    assert [call.path for call in SGLANG.calls("pause", {"clear_cache": "true"})] == [
+        "/pause_generation",
+        "/flush_cache",
+    ]
+    assert [call.path for call in SGLANG.calls("pause", {"clear_cache": "false"})] == ["/pause_generation"]
 
 
 def test_vllm_tells_a_pause_only_where_its_path_is_there() -> None:

@@ -10,6 +10,7 @@ from tests.unit.engines.stub import stub_replica
 
 from tidegate.config.engines import EnginesConfig
 from tidegate.engines import detect
+from tidegate.engines.base import ControlCall
 from tidegate.engines.control import call, control_session, fan_out
 
 CONFIG = EnginesConfig(connect_timeout_s=2.0)
@@ -18,12 +19,10 @@ CONFIG = EnginesConfig(connect_timeout_s=2.0)
 async def test_method_path_query_headers_and_body_go_out_as_given() -> None:
     async with stub_replica() as replica, control_session(CONFIG) as session:
         replica.answers["/update_weights"] = (200, '{"message":"Weights updated"}')
+        update = ControlCall(method="POST", path="/update_weights", query="a=1&b=%2Fx+y", body=b'{"n":1.0}')
         (result,) = await fan_out(
             session,
-            [replica.url],
-            "POST",
-            "/update_weights",
-            query="a=1&b=%2Fx+y",
+            {replica.url: (update,)},
             headers=[
                 ("Authorization", "Bearer k"),
                 ("X-A", "1"),
@@ -33,7 +32,6 @@ async def test_method_path_query_headers_and_body_go_out_as_given() -> None:
                 ("Connection", "close"),
                 ("Content-Type", "application/x-own"),
             ],
-            body=b'{"n":1.0}',
             timeout_s=20.0,
         )
         assert result.ok
@@ -59,7 +57,8 @@ async def test_results_come_in_order_and_a_hanging_replica_delays_only_itself() 
         good.answers["/pause"] = slow.answers["/pause"] = (200, '{"status":"paused"}')
         slow.hanging.add("/pause")
         answered = asyncio.create_task(call(session, good.url, "POST", "/pause", timeout_s=20.0))
-        both = asyncio.create_task(fan_out(session, [slow.url, good.url], "POST", "/pause", timeout_s=0.5))
+        pause = (ControlCall(method="POST", path="/pause"),)
+        both = asyncio.create_task(fan_out(session, dict.fromkeys((slow.url, good.url), pause), timeout_s=0.5))
         assert (await answered).ok
         first, second = await both
         assert (first.url, first.ok, first.status) == (slow.url, False, None)
@@ -125,3 +124,15 @@ async def test_the_engine_is_detected(answers: dict[str, tuple[int, str]], engin
 async def test_detection_of_a_replica_that_is_not_there_is_none() -> None:
     async with control_session(CONFIG) as session:
         assert await detect.detect(session, "http://127.0.0.1:1") is None
+
+
+async def test_calls_of_one_replica_go_in_turn_and_end_with_the_first_that_fails() -> None:
+    async with stub_replica() as replica, control_session(CONFIG) as session:
+        replica.answers["/a"] = replica.answers["/c"] = (200, "{}")
+        replica.answers["/b"] = (400, '{"error":"no"}')
+        calls = [ControlCall(method="POST", path=path) for path in ("/a", "/b", "/c")]
+        (result,) = await fan_out(session, {replica.url: calls}, timeout_s=20.0)
+        assert (result.ok, result.status, result.called) == (False, 400, "POST /a, POST /b")
+        assert [path for _, path, _, _ in replica.calls] == ["/a", "/b"]
+        (result,) = await fan_out(session, {replica.url: ()}, timeout_s=20.0)
+        assert (result.ok, result.status, result.error) == (False, None, "this engine has no such call")
