@@ -19,7 +19,9 @@ from tidegate.sim.report import report
 from tidegate.sim.scenario import ReplicaSpec, Scenario
 from tidegate.sim.scenarios import SCENARIOS, from_trace, scenario
 from tidegate.sim.tables import comparison_tables
+from tidegate.sim.trainer import TrainerSpec
 
+ADVICE_POLL_S = 5.0  # as often as RolloutScheduler asks
 TABLE_COLUMNS = 110  # a table in a pipe must not be cut
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -42,6 +44,7 @@ def scenario_options(command: Command) -> Command:
         click.option("--latency", metavar="PRESET|FILE", help=f"Of {', '.join(PRESETS)}; or what `sim fit` wrote."),
         click.option("--kv-tokens", type=click.IntRange(1), help="KV capacity of each replica."),
         click.option("--replicas", type=click.IntRange(1), help="How many, of the scenario's first kind."),
+        click.option("--advised", is_flag=True, help="The trainer follows the gate's advice, up to --in-flight."),
         click.option("--in-flight", metavar="N[,N]", help="Sessions that the trainer keeps open."),
         click.option("--trace", type=click.Path(dir_okay=False), help="Recorded sessions (see `sim convert`)."),
         click.option("--scenario", "names", metavar="NAME[,NAME]", help=f"Of {', '.join(SCENARIOS)}. [steady]"),
@@ -57,6 +60,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     names: str | None
     trace: str | None
     in_flight: str | None
+    advised: bool = False
     replicas: int | None
     kv_tokens: int | None
     latency: str | None
@@ -85,9 +89,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         return list(numbers)
 
     def _changed(self, base: Scenario, in_flight: int | None) -> Scenario:
-        changes: dict[str, Any] = {"replicas": tuple(self._specs(base))}
-        if in_flight is not None:
-            changes["trainer"] = msgspec.structs.replace(base.trainer, in_flight=in_flight)
+        changes: dict[str, Any] = {"replicas": tuple(self._specs(base)), "trainer": self._trainer(base, in_flight)}
         if self.warmup_s is not None:
             changes["warmup_s"] = self.warmup_s
         if self.duration_s is not None:
@@ -95,6 +97,15 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         if self.exact:
             changes["fidelity"] = "exact"
         return msgspec.structs.replace(base, **changes)
+
+    def _trainer(self, base: Scenario, in_flight: int | None) -> TrainerSpec:
+        changes: dict[str, Any] = {} if in_flight is None else {"in_flight": in_flight}
+        if self.advised:
+            changes["advice_poll_s"] = ADVICE_POLL_S
+        try:
+            return msgspec.structs.replace(base.trainer, **changes)
+        except ValueError as error:
+            raise ConfigError(str(error), reason="invalid_setting") from error
 
     def _specs(self, base: Scenario) -> Iterable[ReplicaSpec]:
         specs = base.replicas

@@ -41,7 +41,7 @@ class Clients:
         self.live: dict[str, Rollout] = {}
         self.over: Over = lambda rollout: None  # set by the trainer
         self._kernel = kernel
-        self._gate = gate
+        self.gate = gate
         self._block_tokens = block_tokens
         self._announces = announces
         self._finishes = finishes
@@ -55,7 +55,7 @@ class Clients:
         rollout = Rollout(f"{plan.workload}-{plan.index}", plan, self._branches, now_s, version)
         self.live[rollout.id] = rollout
         if self._announces:
-            self._gate.open(rollout.id, plan.workload, plan.group, plan.peak_tokens())
+            self.gate.open(rollout.id, plan.workload, plan.group, plan.peak_tokens())
         self._ask(rollout)
         return rollout
 
@@ -65,7 +65,7 @@ class Clients:
         call, rollout.call = rollout.call, None
         if call is not None:
             rollout.due = True
-            rollout.generated += self._gate.abort(call)
+            rollout.generated += self.gate.abort(call)
 
     def resume(self, rollout: Rollout) -> None:
         rollout.interrupted = False
@@ -100,7 +100,7 @@ class Clients:
     def _send(self, rollout: Rollout, prompt: int, repeated: int) -> None:
         output = rollout.plan.turns[rollout.turn].output_tokens - rollout.generated
         rollout.call = Call(next(self._numbers), rollout, prompt, repeated, max(1, output), self._kernel.now_s)
-        self._gate.send(rollout.call)
+        self.gate.send(rollout.call)
 
     def _refused(self, call: Call, reject: Reject) -> None:
         self.refusals += 1
@@ -146,7 +146,7 @@ class Clients:
             )
         )
         if self._finishes:
-            self._gate.finish(rollout.id)
+            self.gate.finish(rollout.id)
         self.over(rollout)
 
     def _book(self, call: Call) -> None:

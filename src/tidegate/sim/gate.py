@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.replicas import SimReplica
@@ -19,6 +20,7 @@ from tidegate.types import (
     AnyEvent,
     Ended,
     Hold,
+    MixtureSet,
     Place,
     Reject,
     ReplicaId,
@@ -29,6 +31,7 @@ from tidegate.types import (
     SessionFinished,
     SessionOpened,
     Tick,
+    WorkloadClass,
 )
 
 Recorder: TypeAlias = Callable[[AnyEvent, Sequence[AnyDecision]], None]
@@ -55,6 +58,7 @@ class Gate:
         """`labelled`: the share of sessions whose requests say their class. `streams`: replies are streamed, so that
         their growth is seen."""
         self.scheduler = scheduler
+        self.advisor = Advisor(scheduler)
         self.held = 0  # calls that wait
         self.repins = 0
         self.handled = 0  # events given to the scheduler
@@ -80,6 +84,9 @@ class Gate:
                 at_s=self._kernel.now_s, session=session, workload=label, group=group, expected_tokens=expected_tokens
             )
         )
+
+    def set_mixture(self, shares: dict[WorkloadClass, float]) -> None:
+        self.handle(MixtureSet(at_s=self._kernel.now_s, shares=shares))
 
     def send(self, call: Call) -> None:
         rollout = call.rollout

@@ -11,6 +11,9 @@ partial       `in_flight` sessions are started; when `batch` have ended, the oth
 populations   a fixed number of sessions of each class (`populations`); one that ends is followed by one of its class.
               The mixture then is what the pool makes of it.
 
+With `advice_poll_s` the number in flight is what the gate advises, asked for so often, and `in_flight` at most; the
+gate is told the mixture. A session is never called off: one that is too many is not followed by another.
+
 New weights: the pool is paused for `sync_s`, all caches are emptied, and running requests are computed again.
 """
 
@@ -19,14 +22,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
 from tidegate.sim.clients import Clients
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.rollout import Rollout
-from tidegate.sim.workload import DeficitRelease, SessionPlan, Workload
+from tidegate.sim.workload import DeficitRelease, SessionPlan, Workload, normalised
 from tidegate.types import WorkloadClass
 
 # A trainer's clients start one after the other, a loop that opens a connection and sends a prompt; a trainer with very
@@ -43,12 +46,15 @@ class TrainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float = 10.0
     staleness: int = 1
     populations: dict[WorkloadClass, int] = {}
+    advice_poll_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def __post_init__(self) -> None:
         if self.mode in ("synchronous", "staleness", "partial") and self.batch < 1:
             raise ValueError(f"a {self.mode} trainer needs a batch")
         if self.mode == "partial" and self.batch > self.in_flight:
             raise ValueError(f"a batch of {self.batch} never completes with {self.in_flight} sessions in flight")
+        if self.advice_poll_s is not None and self.mode in ("partial", "populations"):
+            raise ValueError(f"a {self.mode} trainer's number of sessions is fixed: it takes no advice")
 
 
 class Sessions:
@@ -87,10 +93,26 @@ class _Base:
         self._spec = spec
         self._sync = sync
         self._starting = 0  # released, not yet sent
+        self._limit = spec.in_flight
         clients.over = self._over
+        if spec.advice_poll_s is not None:
+            self._limit = 0
+            self._tell(workload.shares)
+            kernel.every(spec.advice_poll_s, self._follow)
 
     def set_mixture(self, shares: dict[WorkloadClass, float]) -> None:
         self._sessions.release = DeficitRelease(shares)
+        if self._spec.advice_poll_s is not None:
+            self._tell(shares)
+
+    def _tell(self, shares: dict[WorkloadClass, float]) -> None:
+        self._clients.gate.set_mixture(normalised(shares))
+
+    def _follow(self) -> None:
+        advised = self._clients.gate.advisor.look().sessions
+        more, self._limit = advised > self._limit, min(self._spec.in_flight, advised)
+        if more:
+            self._fill()
 
     def start(self) -> None:
         self._fill()
@@ -101,7 +123,7 @@ class _Base:
 
     def _room(self) -> int:
         """Sessions that may start now."""
-        return self._spec.in_flight - self._open
+        return self._limit - self._open
 
     def _fill(self) -> None:
         room = self._room()
