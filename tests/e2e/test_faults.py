@@ -180,3 +180,27 @@ async def test_a_restarted_replica_is_used_again_and_known_to_be_empty(
         return [event for event in events if "replica_reset" in json.dumps(event) and gone.url in json.dumps(event)]
 
     await until(resets, lambda found: len(found) >= 1)
+
+
+@pytest.mark.embedded
+async def test_a_continuation_waits_while_the_only_replica_restarts(
+    start_gate: StartGate, pair: list[Replica], client: aiohttp.ClientSession
+) -> None:
+    """Also before its health has told: here it never does."""
+    only = pair[0]
+    blind = {"TIDEGATE_ENGINES_EJECT_AFTER": "1000000", "TIDEGATE_ENGINES_UNHEALTHY_AFTER": "1000000"}
+    gate = start_gate([only.url], settings=blind)
+    await gate.ready(client, 1)
+    await turn(client, gate.url, "s")
+    only.process.kill()
+    request = asyncio.create_task(turn(client, gate.url, "s"))
+
+    async def refused() -> int:
+        async with client.get(f"{gate.url}/metrics") as reply:
+            lines = [line for line in (await reply.text()).splitlines() if "replica_errors_total{" in line]
+        return sum(int(float(line.split()[-1])) for line in lines if "connect_failed" in line)
+
+    await until(refused, lambda count: count >= 6)  # twice as many as may fail a request that reaches them
+    assert not request.done()
+    only.start()
+    assert (await request)["choices"]

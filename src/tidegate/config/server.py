@@ -23,8 +23,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="Replicas tried for one request. Another one is tried only while no byte of a response has "
-            "gone to the client.",
+            description="Replicas that may fail one request after it reached them. Another one is tried only while no "
+            "byte of a response has gone to the client. A request that no replica can be connected to waits until one "
+            "can; with 1 it does not.",
         ),
     ] = 3
     drain_timeout_s: Annotated[

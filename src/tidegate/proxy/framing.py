@@ -13,7 +13,8 @@ Requests (RFC 9112, 3 and 6):
 
 Responses (RFC 9112, 6.3): HEAD, 204 and 304 have no body; else `chunked`, else Content-Length, else until the
 connection closes. Anything else in Transfer-Encoding, or 101, is an invalid response. The framing is kept towards the
-client; an HTTP/1.0 client gets a chunked body without its framing, ended by the connection's close.
+client; an HTTP/1.0 client gets a chunked body without its framing, ended by the connection's close. A redirect of a
+replica to itself (engines send them for a slash too many) becomes one within the gate, or its client would leave it.
 """
 
 from __future__ import annotations
@@ -217,3 +218,16 @@ def response_framing(response: ResponseLines, method: str, client_1_0: bool) -> 
     response.length = 0 if no_body else UNTIL_CLOSE if length == NO_FRAMING else length
     response.keep_alive = keep_alive
     return response
+
+
+def stay_here(response: ResponseLines, replica_url: str) -> None:
+    """Of a redirect: a Location at the replica becomes the path alone, which the client takes for one of the gate's."""
+    base = replica_url.encode("latin-1")
+    lines = response.onward.split(b"\r\n")
+    for at, line in enumerate(lines):
+        name, _, value = line.partition(b":")
+        target = value.strip(b" \t")
+        if name.lower() == b"location" and target.startswith(base) and target[len(base) :][:1] in (b"", b"/", b"?"):
+            rest = target[len(base) :]
+            lines[at] = name + b": " + (rest if rest.startswith(b"/") else b"/" + rest)
+    response.onward = b"\r\n".join(lines)

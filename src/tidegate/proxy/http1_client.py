@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidegate.errors import ReplicaError
 from tidegate.proxy.chunked import InvalidChunk
-from tidegate.proxy.framing import response_framing
+from tidegate.proxy.framing import response_framing, stay_here
 from tidegate.proxy.http1_body import BodyReader, BodyUntilClose, body_reader
 from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
 from tidegate.proxy.keepalive import probe_when_silent
@@ -160,6 +160,8 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             response = parse_response(data[:end])
             response_framing(response, reader.method, reader.http_1_0)
+            if 300 <= response.status < 400:
+                stay_here(response, self.replica.url)
             data = data[end:]
             if response.status >= 200:
                 break

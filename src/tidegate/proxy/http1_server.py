@@ -33,7 +33,7 @@ from tidegate.proxy import replies
 from tidegate.proxy.chunked import InvalidChunk
 from tidegate.proxy.framing import request_framing
 from tidegate.proxy.http1_body import BodyReader, FixedBody, body_reader
-from tidegate.proxy.http1_head import InvalidHead, RequestLines, TooManyHeaders, parse_request
+from tidegate.proxy.http1_head import BARE_ENDING, InvalidHead, RequestLines, TooManyHeaders, parse_request
 
 if TYPE_CHECKING:
     from tidegate.proxy.relay import Listener
@@ -184,6 +184,8 @@ class ClientConnection(asyncio.Protocol):
         if (end if end > 3 else len(buffer)) - start > config.max_header_bytes:
             raise HeadersTooLarge(f"Request line and headers exceed {config.max_header_bytes} bytes")
         if end < 4:
+            if BARE_ENDING.search(buffer):
+                raise MalformedRequest("Malformed HTTP request: a line that does not end with CR LF")
             if not self._head_begun:
                 self._head_begun = True
                 self.read_deadline_s = self._listener.now_s + config.header_timeout_s
@@ -196,10 +198,8 @@ class ClientConnection(asyncio.Protocol):
         except InvalidHead as error:
             raise MalformedRequest(f"Malformed HTTP request: {error}") from None
         self.method = request.method
-        if COPIED_BYTES < len(buffer) - end <= request.length:
-            self._start(request, memoryview(buffer)[end:])
-        else:
-            self._start(request, buffer[end:])
+        is_long = COPIED_BYTES < len(buffer) - end <= request.length
+        self._start(request, memoryview(buffer)[end:] if is_long else buffer[end:])
         return True
 
     def _start(self, request: RequestLines, rest: Chunk) -> None:
@@ -396,5 +396,4 @@ class ClientConnection(asyncio.Protocol):
         elif self._stream is None and not self._buffer:
             self._close()
         else:
-            what = "body" if self._stream is not None else "headers"
-            self._fail(RequestTimeout(f"No progress with the request's {what}"))
+            self._fail(RequestTimeout(f"No progress with the request's {'body' if self._stream else 'headers'}"))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tidegate.types import ReplicaId
 
 
+UNSENT = frozenset({"connect_failed", "connect_timeout"})  # reasons of errors of requests that no replica has seen
+
+
 class ReplicaPool:
     """The connections to one replica."""
 

@@ -28,7 +28,8 @@ Verdict: TypeAlias = Literal["wait", "pass", "retry"]
 
 
 class RequestHead:
-    """A parsed request line and headers. `path` is the target without query, percent-encoding kept."""
+    """A parsed request line and headers. `path` is the target without query, percent-encoding kept; a router that knows
+    the path under another spelling puts that in its place. `target` goes on as it came."""
 
     __slots__ = ("content_length", "headers", "method", "path", "query", "tag", "target", "_index")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +20,11 @@ def answer(value: Any, status: int = 200) -> Response:
 
 
 def error_response(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, TidegateError)
+    """Of any exception: one that is not ours to explain is a fault, and says no more than that."""
+    if isinstance(exc, HTTPException):
+        exc = RequestError(exc.detail, status=exc.status_code)
+    elif not isinstance(exc, TidegateError):
+        exc = TidegateError("the gate failed on this request")
     headers = {} if exc.retry_after_s is None else {"Retry-After": str(max(1, round(exc.retry_after_s)))}
     return Response(exc.body(), status_code=exc.status, media_type="application/json", headers=headers)
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tidegate.errors import TidegateError
 from tidegate.observe.metrics import exposition
+from tidegate.proxy.paths import normalised
 from tidegate.proxy.seam import AsgiApp, RequestHead
 from tidegate.server.answers import answer, error_response
 from tidegate.server.state import readiness
@@ -72,8 +74,15 @@ class StatusApi:
 class Routes:
     """Which requests the gate answers itself: by path and method, so that the rest of a path's methods pass."""
 
-    def __init__(self, routes: list[Route]) -> None:
-        self.app = Starlette(routes=routes, exception_handlers={TidegateError: error_response})
+    def __init__(self, routes: list[Route], on_fault: Callable[[], None] = lambda: None) -> None:
+        """`on_fault` is told of exceptions that are no answer; the data path logs them."""
+
+        def fault(request: Request, exc: Exception) -> Response:
+            on_fault()
+            return error_response(request, exc)
+
+        handlers = {TidegateError: error_response, HTTPException: error_response, Exception: fault}
+        self.app = Starlette(routes=routes, exception_handlers=handlers)
         self._methods: dict[str, set[str]] = {}
         self._prefixes: dict[str, set[str]] = {}
         for route in routes:
@@ -83,6 +92,8 @@ class Routes:
 
     def __call__(self, head: RequestHead) -> AsgiApp | None:
         methods = self._methods.get(head.path)
+        if methods is None and (known := normalised(head.path)) in self._methods:
+            head.path, methods = known, self._methods[known]
         if methods is None:
             for prefix, found in self._prefixes.items():
                 if head.path.startswith(prefix):

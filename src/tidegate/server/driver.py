@@ -5,7 +5,8 @@ the only clock reads. What it must keep straight, whatever happens to a request:
 
 - each RequestArrived is followed by exactly one RequestEnded, unless it was rejected (`_entries` is the guard: the
   entry leaves the table once, and that is when the end is told);
-- a request leaves a replica only before its first byte went out, at most `max_attempts` times;
+- a request leaves a replica only before its first byte went out; at most `max_attempts` replicas fail one that reached
+  them, and one that could not even be sent waits until a replica can be connected to;
 - a refusal of our own is never tried again;
 - an exception in a callback ends its request, is counted and logged, and leaks nothing.
 
@@ -27,6 +28,8 @@ from tidegate.observe.recorder import Recorder
 from tidegate.policy.reasons import REJECT
 from tidegate.policy.scheduler import Scheduler
 from tidegate.proxy.identity import INFERENCE_PATHS, Identifier
+from tidegate.proxy.paths import normalised
+from tidegate.proxy.pool import UNSENT
 from tidegate.proxy.seam import AsgiApp, Exchange, RequestHead
 from tidegate.proxy.tokens import TokenRatios
 from tidegate.proxy.usage import UsageMeter
@@ -159,7 +162,13 @@ class Driver:
 
     # --- Handler: what the data path asks and tells ------------------------------------------------------------------
     def route(self, head: RequestHead) -> AsgiApp | None:
-        return None if head.path in INFERENCE_PATHS else self.router(head)
+        if head.path in INFERENCE_PATHS:
+            return None
+        known = normalised(head.path)
+        if known in INFERENCE_PATHS:
+            head.path = known
+            return None
+        return self.router(head)
 
     def wants_body(self, head: RequestHead) -> bool:
         if head.path not in INFERENCE_PATHS or head.method != "POST":
@@ -251,7 +260,8 @@ class Driver:
             self.replicas.connect_failed(replica, str(error))
         entry.begin_anew()
         request = entry.exchange.id
-        if entry.attempts < self._max_attempts:
+        entry.failures += error.reason not in UNSENT
+        if entry.failures < self._max_attempts and self._max_attempts > 1:
             self.counters.retried[error.reason] += 1
             self.handle(RequestReturned(at_s=self.now_s(), request=request, failed=replica))
             return
@@ -339,8 +349,11 @@ class Driver:
         self.counters.refused[error.reason] += 1
         exchange.reject(error)
 
-    def _fault(self, request: int, where: str) -> None:
+    def count_fault(self) -> None:
         self.counters.faults += 1
+
+    def _fault(self, request: int, where: str) -> None:
+        self.count_fault()
         log.exception("internal fault", where=where, request=request)
 
     def _drop(self, exchange: Exchange) -> None:

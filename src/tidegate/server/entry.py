@@ -12,7 +12,8 @@ from tidegate.types import ReplicaId
 
 class Entry(UsageMeter):
     replica: ReplicaId | None = None  # where it runs now
-    attempts = 0  # replicas that failed it
+    attempts = 0  # replicas that it was given to in vain
+    failures = 0  # of them, those that it reached
     hold_reason: str | None = None
 
     def __init__(

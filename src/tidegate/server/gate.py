@@ -147,7 +147,7 @@ class Gate:
         workers = WorkersApi(self.replicas, scheduler, clock)
         mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
         apis = (status, sessions, workers, mixture, control)
-        return Routes([route for api in apis for route in api.routes()])
+        return Routes([route for api in apis for route in api.routes()], driver.count_fault)
 
     def _open_recorder(self) -> Recorder | None:
         config = self.config

@@ -260,3 +260,28 @@ async def test_an_early_answer_of_a_replica_that_closes_reaches_the_client(bench
     client.send(b"x" * 100_000)
     assert await client.rest() == b""
     assert handler.ends == [("error", None)]
+
+
+@pytest.mark.parametrize(
+    ("location", "passed_on"),
+    [
+        ("{url}/v1/completions", "/v1/completions"),
+        ("{url}", "/"),
+        ("{url}?a=1", "/?a=1"),
+        ("{url}0/v1/completions", "{url}0/v1/completions"),  # another port
+        ("/v1/completions", "/v1/completions"),
+        ("https://elsewhere/x", "https://elsewhere/x"),
+    ],
+)
+async def test_a_redirect_does_not_lead_a_client_past_the_gate(bench, handler_type, location: str, passed_on: str):
+    async def script(side, number: int) -> None:
+        await side.request()
+        target = location.format(url=replica.url).encode()
+        side.send(b"HTTP/1.1 307 Temporary Redirect\r\nlocation: " + target + b"\r\nContent-Length: 0\r\n\r\n")
+        await side.gone()
+
+    replica = await bench.replica(script)
+    client = await bench.client(await bench.gate(handler_type(replica.url)))
+    client.send(b"POST /v1/completions/ HTTP/1.1\r\nHost: gate\r\nContent-Length: 0\r\n\r\n")
+    reply = await client.reply(b"POST")
+    assert (reply.status, reply.header(b"location")) == (307, passed_on.format(url=replica.url).encode())

@@ -40,6 +40,32 @@ SMUGGLING = {
 }
 
 
+UNENDING = {
+    "bare_lf": b"GET / HTTP/1.1\nHost: gate\n\n",
+    "bare_lf_after_a_header": HEAD + b"A: b\n\n",
+    "bare_cr": b"GET / HTTP/1.1\rHost: gate\r\r",
+    "lf_cr": b"GET / HTTP/1.1\n\rHost: gate\n\r\n\r",
+}
+
+
+@pytest.mark.parametrize("name", UNENDING)
+async def test_a_head_that_can_never_end_is_answered_400_at_once(bench, handler_type, name: str) -> None:
+    client = await bench.client(await bench.gate(handler_type(), header_timeout_s=3600.0))
+    client.send(UNENDING[name])
+    reply = await client.reply()
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (400, "malformed_http")
+    assert await client.rest() == b""
+
+
+async def test_a_head_that_is_cut_within_a_line_ending_is_waited_for(bench, handler_type) -> None:
+    replica = await bench.echo()
+    client = await bench.client(await bench.gate(handler_type(replica.url)))
+    for part in (b"POST / HTTP/1.1\r", b"\nHost: gate\r", b"\nContent-Length: 2\r\n\r", b"\nok"):
+        client.send(part)
+        await asyncio.sleep(0.02)
+    assert (await client.reply()).body == b"ok"
+
+
 @pytest.mark.parametrize("name", SMUGGLING)
 async def test_malformed_requests_are_answered_400_and_the_connection_ends(bench, handler_type, name: str) -> None:
     replica = await bench.echo()

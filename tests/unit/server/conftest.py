@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from tests.unit.server.exchanges import A, B, Shell
 from tests.unit.server.live import config
 
 from tidegate.engine.config import EngineConfig
@@ -30,3 +31,10 @@ async def gate(engines: list[EngineServer]) -> AsyncIterator[Gate]:
     async with Gate(config(*(engine.url for engine in engines))) as gate:
         await gate.replicas.wait_probed()
         yield gate
+
+
+@pytest.fixture
+def shell() -> Shell:
+    shell = Shell()
+    shell.add(A, B)
+    return shell

@@ -71,11 +71,15 @@ class Shell:
     """A driver on a real scheduler, with a clock that is moved by hand."""
 
     def __init__(
-        self, policy: str = "sticky_least_loaded", params: CoreParams | None = None, recorder: Recorder | None = None
+        self,
+        policy: str = "sticky_least_loaded",
+        params: CoreParams | None = None,
+        recorder: Recorder | None = None,
+        max_attempts: int = 3,
     ) -> None:
         self.clock = ManualClock(10.0)
         self.scheduler = Scheduler(policy, params or CoreParams())
-        self.driver = Driver(self.scheduler, self.clock, Identifier(), max_attempts=3, recorder=recorder)
+        self.driver = Driver(self.scheduler, self.clock, Identifier(), max_attempts=max_attempts, recorder=recorder)
         self.replicas = FakeReplicas()
         self.driver.replicas = self.replicas  # type: ignore[assignment]
         self.up: list[ReplicaId] = []

@@ -17,6 +17,7 @@ from tidegate.observe.metrics import METRICS
 from tidegate.policy.baselines.params import StaticCapParams
 from tidegate.policy.params import AdmissionParams, CoreParams
 from tidegate.server.gate import Gate
+from tidegate.server.replicas import Replicas
 
 
 async def test_health_readiness_and_state(gate: Gate, client: aiohttp.ClientSession) -> None:
@@ -81,6 +82,17 @@ async def test_the_metrics_port_serves_metrics_and_nothing_else(
             assert "tidegate_build_info" in await reply.text()
         async with client.get(f"{base}/v1/models") as reply:
             assert (reply.status, (await reply.json())["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_fault_in_a_route_of_the_gates_own_has_the_shape_of_any_error(
+    gate: Gate, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replicas, "urls", property(lambda self: 1 / 0))
+    for method, path in (("GET", "/list_workers"), ("POST", "/pause")):
+        status, said = await call(client, gate, method, path)
+        assert (status, said["error"]["code"], said["error"]["type"]) == (500, "internal_error", "server_error")
+    assert gate.driver.counters.faults == 2
+    assert await call(client, gate, "GET", "/health") == (200, "OK")
 
 
 async def test_a_drain_refuses_what_is_held_and_lets_the_rest_end(

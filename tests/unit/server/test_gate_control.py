@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 import pytest
 from tests.unit.server.live import NOWHERE, QUICK, call, complete, config, state, until
+from yarl import URL
 
 from tidegate.engine.config import EngineConfig
 from tidegate.engine.server import EngineServer
@@ -147,3 +148,15 @@ async def test_an_abort_of_named_requests_leaves_what_is_held(
         assert (status, report.get("held_aborted")) == (200, None)
         await call(client, gate, "POST", "/finish_session", params={"session_id": "admitted"})
         assert await held == 200
+
+
+@pytest.mark.parametrize("path", ["/pause/", "/%70ause", "//pause"])
+async def test_a_control_call_in_another_spelling_reaches_every_replica_too(
+    path: str, gate: Gate, client: aiohttp.ClientSession
+) -> None:
+    target = URL(gate.url + path + "?mode=keep", encoded=True)
+    async with client.post(target) as reply:
+        report = await reply.json()
+    assert (reply.status, set(report["replicas"])) == (200, set(gate.replicas.urls))
+    assert state(gate)["paused"] is True
+    await call(client, gate, "POST", "/resume")
