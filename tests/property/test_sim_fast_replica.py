@@ -20,7 +20,12 @@ from tidegate.sim.workload import Segment, SessionPlan, TurnPlan
 
 # Unlike in any step time, so that no arrival falls on a step's end, where either order is right.
 LATENCY = LatencyModel(
-    step_s=0.0101, prefill_token_s=0.00037, attention_pair_s=1.3e-6, decode_seq_s=0.00053, kv_token_s=1.1e-6
+    step_s=0.0101,
+    prefill_token_s=0.00037,
+    attention_pair_s=1.3e-6,
+    decode_seq_s=0.00053,
+    kv_token_s=1.1e-6,
+    prompt_s=0.0037,
 )
 BLOCK = 4
 SHARED = 13  # no whole number of blocks: see FastCache on second copies
@@ -55,6 +60,7 @@ def configs(draw: st.DrawFn) -> ReplicaConfig:
         max_num_batched_tokens=draw(st.integers(max_num_seqs, 64)),
         enable_prefix_caching=draw(st.booleans()),
         reserve_full_prompt=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         latency=LATENCY,
     )
 
@@ -91,6 +97,7 @@ class Run:
         turn = rollout.plan.turns[rollout.turn]
         number = rollout.plan.index * 100 + rollout.turn
         call = Call(number, rollout, prompt, repeated, turn.output_tokens, self.kernel.now_s)
+        call.priority = rollout.plan.index % 3
         self.rollouts[number] = rollout
         rollout.call = call
         self.replica.submit(call)
@@ -127,7 +134,7 @@ class Run:
         self.seen.extend((0, 0, self.replica.resident_tokens(r), 0) for _, r in sorted(self.rollouts.items()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_the_fast_replica_answers_as_the_exact_one(data: st.DataObject) -> None:
     config, sessions = data.draw(configs()), data.draw(plans())

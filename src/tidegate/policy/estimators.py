@@ -242,7 +242,7 @@ class Profile:
         self.footprint_tokens = (1.0 - doubt) * block_time / residency_s + doubt * prior_footprint_tokens
 
     def _holding(self, j: int, before: float, lived: float) -> float:
-        """k_j of a bin where sessions lived: as observed, if they did long enough, else carried on from the bin before."""
+        """k_j where sessions lived: as observed, if they did long enough there, else carried on from the bin before."""
         carried = before + self.growth_per_s * STEPS_S[j]
         trust = lived / (lived + WIDTHS_S[j]) if WIDTHS_S[j] != inf else 1.0  # one session's passage weighs half
         seen = self.block_time[j] / lived

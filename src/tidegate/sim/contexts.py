@@ -11,13 +11,15 @@ the end of the block are.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from tidegate.sim.blocks import BlockHash
 from tidegate.sim.workload import SessionPlan, carried_tokens
 
 ROOT: Final = 0
 BLOCK_BITS: Final = 24  # blocks in one context: 16M, far above any
+OPEN_END: Final = 1 << 60  # of a context's last branch
+Span: TypeAlias = tuple[int, int, int]  # (branch, the first block that is its own, the block where the next one begins)
 
 
 class Branches:
@@ -60,6 +62,7 @@ class Context:
         self._tokens = 0
         self.reach_tokens = 0  # at the end of the turn that began last
         self._hashes: dict[int, list[BlockHash]] = {}  # by block size
+        self._spans: tuple[int, list[Span]] | None = None  # (block size, spans) as last asked for
         at = parent = 0
         for segment in plan.shared:
             if segment.tokens:
@@ -68,9 +71,15 @@ class Context:
                 at += segment.tokens
         self._extents.append(Extent(branches.own(), at))
 
-    @property
-    def path(self) -> tuple[Extent, ...]:
-        return tuple(self._extents)
+    def spans(self, block_tokens: int) -> list[Span]:
+        """The path in blocks; do not change it."""
+        known = self._spans
+        if known is None or known[0] != block_tokens:
+            firsts = [extent.start // block_tokens for extent in self._extents]
+            ends = [*firsts[1:], OPEN_END]
+            branches = [extent.branch for extent in self._extents]
+            known = self._spans = (block_tokens, list(zip(branches, firsts, ends, strict=True)))
+        return known[1]
 
     @property
     def tokens(self) -> int:
@@ -96,6 +105,7 @@ class Context:
         if self._extents[0].start >= at_token:
             self._extents = [self._extents[-1]]
         self._hashes.clear()
+        self._spans = None
 
     def hashes(self, block_tokens: int, tokens: int) -> list[BlockHash]:
         """Of the full blocks of the first `tokens` tokens, and maybe of some more; do not change it."""

@@ -28,13 +28,13 @@ class CpuTier:
         self._ends: OrderedDict[int, tuple[int, int]] = OrderedDict()  # branch -> (first, end), oldest use first
 
     def store_path(self, path: Path, full: int) -> None:
-        for branch, first, end in zip(path.ids, path.firsts, path.ends, strict=True):
+        for branch, first, end in path.spans:
             if min(end, full) > first:
                 self.store(branch, first, min(end, full))
 
     def hit(self, path: Path, blocks: int, max_blocks: int) -> int:
         """How far the prefix goes on here after the first `blocks` blocks, which are on the GPU."""
-        for branch, first, end in zip(path.ids, path.firsts, path.ends, strict=True):
+        for branch, first, end in path.spans:
             end = min(end, max_blocks)
             if end <= max(first, blocks):
                 continue

@@ -42,13 +42,10 @@ class Run:
 class Path:
     """A request's prefix: the branches that it goes through, and what it holds of them."""
 
-    __slots__ = ("ends", "firsts", "held", "ids", "spare", "stored", "total")
+    __slots__ = ("held", "spans", "spare", "stored", "total")
 
     def __init__(self, context: Context, block_size: int) -> None:
-        extents = context.path
-        self.ids = [extent.branch for extent in extents]
-        self.firsts = [extent.start // block_size for extent in extents]
-        self.ends = [*self.firsts[1:], 1 << 60]
+        self.spans = context.spans(block_size)
         self.held: list[tuple[Branch, int]] = []  # (branch, end of the hold), along the path
         self.stored = 0  # full blocks that it holds under their hashes
         self.spare = 0  # second copies
@@ -78,15 +75,19 @@ class FastCache:
         """(blocks of the longest cached prefix, how many of them are free)."""
         blocks = free = 0
         branches = self._branches
-        for id, first, end in zip(path.ids, path.firsts, path.ends, strict=True):
-            end = min(end, max_blocks)
-            if end <= first:
+        for id, first, end in path.spans:
+            if end > max_blocks:
+                end = max_blocks
+                if end <= first:
+                    continue
+            elif end == first:
                 continue
             branch = branches.get(id)
             if branch is None:
                 break
-            blocks = min(branch.resident, end)
-            free += max(0, blocks - branch.held)
+            blocks = branch.resident if branch.resident < end else end
+            if blocks > branch.held:
+                free += blocks - branch.held
             if blocks < end:
                 break
         return blocks, free
@@ -94,13 +95,15 @@ class FastCache:
     # --- a request's blocks ------------------------------------------------------------------------------------
     def touch(self, path: Path, blocks: int) -> None:
         """Hold the first blocks of its path: a hit."""
-        for id, first, end in zip(path.ids, path.firsts, path.ends, strict=True):
-            end = min(end, blocks)
-            if end > first:
-                branch = self._branches[id]
-                self._take(branch, end)
-                self._use(branch, end)
-                path.held.append((branch, end))
+        if blocks:
+            for id, first, end in path.spans:
+                if end > blocks:
+                    end = blocks
+                if end > first:
+                    branch = self._branches[id]
+                    self._take(branch, end)
+                    self._use(branch, end)
+                    path.held.append((branch, end))
         path.stored = path.total = blocks
 
     def allocate(self, path: Path, blocks: int) -> None:
@@ -135,11 +138,13 @@ class FastCache:
 
     def store(self, path: Path, full: int) -> None:
         """Its blocks up to this one are full: they can be found from now on."""
-        if full <= path.stored:
+        stored = path.stored
+        if full <= stored:
             return
-        for id, first, end in zip(path.ids, path.firsts, path.ends, strict=True):
-            end = min(end, full)
-            if end > max(first, path.stored):
+        for id, first, end in path.spans:
+            if end > full:
+                end = full
+            if end > first and end > stored:
                 self._extend(path, id, first, end)
         path.stored = full
 
@@ -171,9 +176,11 @@ class FastCache:
         if path.held and path.held[-1][0] is branch:
             before = path.held.pop()[1]
             self._unuse(branch, before)
-        if branch.resident > max(before, path.stored):
-            self._double(branch, path, max(before, path.stored), end)
-        branch.resident = max(branch.resident, end)
+        start = path.stored if path.stored > before else before
+        if branch.resident > start:
+            self._double(branch, path, start, end)
+        if end > branch.resident:
+            branch.resident = end
         self._use(branch, end)
         path.held.append((branch, end))
 
@@ -191,7 +198,8 @@ class FastCache:
 
     def _use(self, branch: Branch, end: int) -> None:
         branch.users[end] = branch.users.get(end, 0) + 1
-        branch.held = max(branch.held, end)
+        if end > branch.held:
+            branch.held = end
 
     def _unuse(self, branch: Branch, end: int) -> None:
         left = branch.users[end] - 1

@@ -3,30 +3,19 @@
 Events of one instant run in the order in which they were asked for, so a run is the same on every machine. A source
 (the jitter of one replica's scrapes, say) draws from its own stream, named and seeded by (seed, name): another source
 more or less changes nothing for it, and two policies meet the same chances.
+
+An event is a call with its arguments. None is ever taken back: an action that may be overtaken by events looks
+whether it still holds.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
-from itertools import count
-from typing import TypeAlias
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
 
-Action: TypeAlias = Callable[[], None]
-
-
-class Event:
-    """Something that will happen; `cancel` is O(1), the heap drops it when its time comes."""
-
-    __slots__ = ("action", "at_s")
-
-    def __init__(self, at_s: float, action: Action) -> None:
-        self.at_s = at_s
-        self.action: Action | None = action
-
-    def cancel(self) -> None:
-        self.action = None
+Action: TypeAlias = Callable[..., object]
 
 
 class Kernel:
@@ -34,43 +23,37 @@ class Kernel:
         self.now_s = 0.0
         self.events = 0  # that have run
         self._seed = seed
-        self._heap: list[tuple[float, int, Event]] = []
-        self._sequence = count()
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._asked = 0
 
     def stream(self, source: str) -> random.Random:
         return random.Random(f"{self._seed}/{source}")
 
-    def at(self, at_s: float, action: Action) -> Event:
+    def at(self, at_s: float, action: Action, *args: Any) -> None:
         if at_s < self.now_s:
             raise ValueError(f"{at_s} s is past: it is {self.now_s} s")
-        event = Event(at_s, action)
-        heapq.heappush(self._heap, (at_s, next(self._sequence), event))
-        return event
+        self._asked += 1
+        heappush(self._heap, (at_s, self._asked, action, args))
 
-    def after(self, delay_s: float, action: Action) -> Event:
-        return self.at(self.now_s + delay_s, action)
+    def after(self, delay_s: float, action: Action, *args: Any) -> None:
+        if delay_s < 0.0:
+            raise ValueError(f"{-delay_s} s ago is past")
+        self._asked += 1
+        heappush(self._heap, (self.now_s + delay_s, self._asked, action, args))
 
     def every(self, period_s: float, action: Action) -> None:
         """First after one period, and for ever."""
+        self.after(period_s, self._again, period_s, action)
 
-        def again() -> None:
-            action()
-            self.after(period_s, again)
-
-        self.after(period_s, again)
+    def _again(self, period_s: float, action: Action) -> None:
+        action()
+        self.after(period_s, self._again, period_s, action)
 
     def run(self, until_s: float) -> None:
         """Everything that happens up to and at this time."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
-            at_s, _, event = heapq.heappop(heap)
-            action = event.action
-            if action is not None:
-                self.now_s = at_s
-                self.events += 1
-                action()
+            self.now_s, _, action, args = heappop(heap)
+            self.events += 1
+            action(*args)
         self.now_s = max(self.now_s, until_s)
-
-    @property
-    def pending(self) -> int:
-        return sum(event.action is not None for _, _, event in self._heap)

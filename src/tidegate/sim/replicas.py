@@ -83,6 +83,7 @@ class ExactReplica:
             call.output_tokens,
             context.hashes(config.block_size, target),
             session=call.rollout.id,
+            priority=call.priority,
             arrival_s=self._kernel.now_s,
         )
         self._calls[request.id] = call
@@ -143,8 +144,10 @@ class ExactReplica:
 
     def _begin(self) -> None:
         result = self.replica.step(self._kernel.now_s)
+        while result.preempted and not result.outputs and not result.prefill_tokens:
+            result = self.replica.step(self._kernel.now_s)  # all room was wanted by one that gave it up
         if result.outputs or result.prefill_tokens:
-            self._kernel.after(result.duration_s, lambda: self._end(result))
+            self._kernel.after(result.duration_s, self._end, result)
         else:
             self._stepping = False
 

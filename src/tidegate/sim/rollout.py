@@ -41,7 +41,7 @@ class Call:
 
     __slots__ = (
         "arrived_s", "attempts", "cached_tokens", "ended_s", "first_placed_s", "id", "outcome", "output_tokens",
-        "placed_s", "prompt_tokens", "repeated_tokens", "replica", "rollout", "sent_s", "told_tokens",
+        "placed_s", "priority", "prompt_tokens", "repeated_tokens", "replica", "rollout", "sent_s", "told_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Call:
         self.repeated_tokens = repeated_tokens  # of the prompt, computed before in this session
         self.output_tokens = output_tokens
         self.sent_s = sent_s
+        self.priority = 0  # for replicas that schedule by it: the smaller, the sooner
         self.arrived_s = sent_s
         self.first_placed_s: float | None = None  # when its wait at the gate was over
         self.placed_s: float | None = None  # on the replica where it is now

@@ -22,13 +22,12 @@ def test_an_event_asked_for_now_runs_now_and_after_the_present_one() -> None:
     assert seen == [1.0, 1.0]
 
 
-def test_a_cancelled_event_does_not_run_and_is_not_counted() -> None:
-    kernel = Kernel()
-    event = kernel.at(1.0, lambda: pytest.fail("it was cancelled"))
-    assert kernel.pending == 1
-    event.cancel()
+def test_an_action_gets_its_arguments() -> None:
+    kernel, seen = Kernel(), list[str]()
+    kernel.after(1.0, seen.append, "a")
+    kernel.at(1.0, seen.extend, ["b", "c"])
     kernel.run(5.0)
-    assert (kernel.events, kernel.pending, kernel.now_s) == (0, 0, 5.0)
+    assert (seen, kernel.events, kernel.now_s) == (["a", "b", "c"], 2, 5.0)
 
 
 def test_the_past_cannot_be_changed() -> None:
@@ -36,6 +35,8 @@ def test_the_past_cannot_be_changed() -> None:
     kernel.run(3.0)
     with pytest.raises(ValueError, match="is past"):
         kernel.at(2.0, lambda: None)
+    with pytest.raises(ValueError, match="is past"):
+        kernel.after(-1.0, lambda: None)
 
 
 def test_every_repeats_for_ever() -> None:
