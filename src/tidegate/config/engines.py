@@ -16,10 +16,6 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
     scrape_timeout_s: Annotated[
         float, Meta(gt=0, description="For one reading; an engine busy with a long step answers late.")
     ] = 2.0
-    stale_after_s: Annotated[
-        float,
-        Meta(gt=0, description="A reading older than this counts as unknown: five missed scrapes."),
-    ] = 5.0
     health_period_s: Annotated[float, Meta(gt=0, description="Between two health probes of a replica.")] = 2.0
     health_timeout_s: Annotated[
         float,

@@ -47,7 +47,6 @@ class MonitorView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     since_s: float  # in this state
     last_error: str | None
-    stale: bool  # no reading within `stale_after_s`
     sample_age_s: float | None
     kv_capacity_tokens: int | None
     engine_paused: bool | None  # None: it does not tell
@@ -149,7 +148,6 @@ class ReplicaMonitor:
             reason=self._verdict.reason,
             since_s=now_s - self._since_s,
             last_error=self._health.last_error,
-            stale=age_s is None or age_s > self._config.stale_after_s,
             sample_age_s=age_s,
             kv_capacity_tokens=self._capacity_tokens(),
             engine_paused=self.engine_paused,

@@ -59,6 +59,7 @@ class Counters:
         self.replica_errors: Counter[tuple[str, str]] = Counter()  # replica, reason
         self.empty_aborts: Counter[str] = Counter()  # replica
         self.aborted_replies: Counter[str] = Counter()  # replica: with text, passed on, not counted as completed
+        self.implausible_usages: Counter[str] = Counter()  # replica
         self.estimated_usages: Counter[str] = Counter()  # path
         self.resets: Counter[tuple[str, str]] = Counter()  # replica, reason
         self.faults = 0  # exceptions in our own callbacks

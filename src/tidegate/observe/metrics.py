@@ -255,7 +255,7 @@ METRICS: tuple[Metric, ...] = (
            "Falls well below its usual value: thrash.", _by_replica("hit_rate")),
     Metric("tidegate_replica_pressure", "gauge", _REPLICA, "Confirmed overload pressure: 0 is none.",
            "Above 0: the caps are being contracted; nothing to do unless it stays.", _by_replica("pressure")),
-    Metric("tidegate_replica_stale", "gauge", _REPLICA, "1 if its numbers are older than engines.stale_after_s.",
+    Metric("tidegate_replica_stale", "gauge", _REPLICA, "1 if its numbers are older than core.replica.stale_after_s.",
            "1: its /metrics does not answer; new sessions enter narrowly.", _by_replica("stale")),
     Metric("tidegate_replica_errors_total", "counter", ("replica", "reason"),
            "Requests that it failed, before or after the first byte.", "Look at its log.",
@@ -266,6 +266,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("tidegate_replica_aborted_replies_total", "counter", _REPLICA,
            "Generations that it ended with an abort after some text; passed on, never counted as completed.",
            "Expected with a pause or abort call; else look at its log.", _counted("aborted_replies")),
+    Metric("tidegate_replica_implausible_usages_total", "counter", _REPLICA,
+           "Replies whose token counts cannot be: negative, absurd, or more cached than the prompt has. They were "
+           "estimated instead.", "Above 0: a fault of the engine, or of a proxy before it.",
+           _counted("implausible_usages")),
     Metric("tidegate_replica_resets_total", "counter", ("replica", "reason"), "Times its caches were lost.",
            "restart without a deployment: it crashes.", _counted("resets")),
     # --- the gate itself

@@ -121,8 +121,8 @@ class ReplicaParams(Struct, frozen=True, kw_only=True):
         float,
         Meta(
             gt=0,
-            description="A replica without a sample for this long has unknown state. Three scrapes of 5 s may fail "
-            "before it narrows.",
+            description="A replica without a sample for this long has unknown state: fewer new sessions enter, and an "
+            "alarm stands. Three scrapes of 5 s, the longest period advised, may fail before it narrows.",
         ),
     ] = 20.0
     unknown_sessions: Annotated[

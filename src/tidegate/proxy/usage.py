@@ -5,6 +5,9 @@ Source of a count, best first:
   2. ids counted in the reply (`token_ids` of /inference/v1/generate, where older engines send no usage)
   3. estimated: completion tokens from stream events or the reply's size, prompt tokens from the request's size
 
+A count that cannot be is not believed: negative ones, prompts beyond any model's context and beyond their own bytes,
+more cached tokens than the prompt has. What it would have told is then estimated, and `implausible` says so.
+
 Bytes are never changed nor held, except where a reply may be an abort before any text (`aborts`): there the head is
 kept back until the first generated content is seen, so that the request can still go to another replica. A
 compressed reply is not decoded: its counts are estimated.
@@ -26,6 +29,7 @@ from tidegate.proxy.tokens import TokenRatios
 
 PROGRESS_TOKENS = 128  # between two reports of a stream's growth: eight of vLLM's blocks, a second or more of a stream
 MAX_KEPT_BYTES = 16_384  # an abort without text is far smaller; the relay keeps back no more
+MAX_TOKENS = 2**24  # the longest contexts offered are 10M; batches may have more, at a byte a token at least
 _GENERATE = "/inference/v1/generate"
 
 # What a response header's name means, by the name as engines spell it; filled as spellings are met.
@@ -73,6 +77,7 @@ class UsageMeter:
     status: int | None = None
     load_report: bytes | None = None  # the replica's ORCA header
     wants_retry = False  # the last verdict was: give it to another replica
+    implausible = False  # the replica's own counts cannot be
     aborted = False  # the replica ended the generation before its end
 
     _request_bytes = 0
@@ -139,27 +144,35 @@ class UsageMeter:
     def usage(self) -> Usage:
         """Of what has passed so far: at the end, or where the exchange broke."""
         self._collect()
-        prompt, completion = self._prompt, self._completion
         ratios, path = self._watcher.ratios, self._head.path
         request_bytes = self._request_bytes or self._head.content_length
+        prompt = self._plausible(self._prompt, max(MAX_TOKENS, request_bytes or 0))
+        completion = self._plausible(self._completion, max(MAX_TOKENS, self._response_bytes))
+        cached = self._plausible(self._cached, prompt) if prompt is not None else None
         if prompt is not None and request_bytes:
             ratios.learn(path, request_bytes, prompt)
         if prompt is not None and completion is not None:
             if not self._stream and self._response_bytes & 15 == 0:  # one in sixteen is enough, and free of time
                 ratios.learn_reply(path, self._response_bytes, completion)
-            return Usage(prompt, completion, self._cached, False)
+            return Usage(prompt, completion, cached, False)
         if self.status is None or not 200 <= self.status < 300:
-            return Usage(prompt, completion, self._cached, True)
+            return Usage(prompt, completion, cached, True)
         if prompt is None:
             prompt = ratios.estimate(path, request_bytes)
         if completion is None:
             completion = self._events if self._stream else ratios.estimate_reply(path, self._response_bytes)
-        return Usage(prompt, completion, self._cached, True)
+        return Usage(prompt, completion, cached, True)
+
+    def _plausible(self, count: int | None, most: int) -> int | None:
+        if count is None or 0 <= count <= most:
+            return count
+        self.implausible = True
+        return None
 
     def begin_anew(self) -> None:
         """A replica gave the request back: nothing of its reply, if there was one, is the next one's."""
         self.status = self.first_byte_s = self.load_report = self._scanner = self._ids = self._kept = None
-        self.wants_retry = self.aborted = self._stream = self._compressed = False
+        self.wants_retry = self.implausible = self.aborted = self._stream = self._compressed = False
         self._events = self._response_bytes = 0
         self._prompt = self._completion = self._cached = None
         self._next_progress = PROGRESS_TOKENS
@@ -210,7 +223,7 @@ class UsageMeter:
     def _grew(self, events: int) -> None:
         """An event is a token, or a few with speculative decoding: near enough until usage comes."""
         known = self._scanner.completion if self._scanner is not None else None
-        made = max(events, known or 0)
+        made = max(events, self._plausible(known, MAX_TOKENS) or 0)
         self._next_progress = made + PROGRESS_TOKENS
         self._watcher.progressed(self, made)
 

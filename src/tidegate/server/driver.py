@@ -277,6 +277,8 @@ class Driver:
             counters.prompt_tokens += usage.prompt_tokens or 0
             counters.cached_tokens += usage.cached_tokens or 0
             counters.completion_tokens += usage.completion_tokens or 0
+            if entry.implausible:
+                self.counters.implausible_usages[entry.replica] += 1
             if usage.estimated and outcome == "ok":
                 self.counters.estimated_usages[path] += 1
         counters.requests[path, outcome] += 1

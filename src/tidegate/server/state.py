@@ -50,7 +50,6 @@ def _replicas(snapshot: Snapshot) -> list[dict[str, Any]]:
         monitor = monitors.get(view.url)
         if monitor is not None:
             health = msgspec.to_builtins(monitor)
-            replica["stale"] = view.stale or monitor.stale
             replica["health"] = {
                 key: health[key]
                 for key in ("state", "reason", "since_s", "last_error", "engine", "engine_paused", "sample_age_s")

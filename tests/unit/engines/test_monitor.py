@@ -69,7 +69,8 @@ async def test_a_replica_that_answers_is_usable_and_sampled() -> None:
             assert event.kv_used_fraction is None
             assert (await monitor.wait_probed(20.0)).usable
             view = monitor.view()
-            assert (view.engine, view.state, view.stale) == ("vllm", State.HEALTHY, False)
+            assert (view.engine, view.state) == ("vllm", State.HEALTHY)
+            assert view.sample_age_s is not None
             assert msgspec.json.decode(msgspec.json.encode(view))["state"] == "healthy"
 
 
@@ -292,13 +293,13 @@ async def test_a_5xx_to_probes_is_unhealthy() -> None:
         await recorder.until(health(False, "health_failed"))
 
 
-async def test_missing_or_unreadable_metrics_leave_the_replica_usable_and_stale() -> None:
+async def test_missing_or_unreadable_metrics_leave_the_replica_usable_and_unread() -> None:
     async with stub_replica() as replica:
         replica.answers["/metrics"] = (200, "vllm:num_requests_running {{{\n")
         async with monitored(replica) as (monitor, recorder):
             await recorder.until(health(True, "ok"))
             await eventually(lambda: "not readable" in (monitor.view().last_error or ""))
-            assert monitor.view().stale
+            assert monitor.view().sample_age_s is None
             assert not any(isinstance(event, ReplicaSample) for event in recorder.events)
 
 

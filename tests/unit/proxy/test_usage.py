@@ -9,69 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.proxy.metering import (
+    ANTHROPIC,
+    CACHED,
+    JSON,
+    OPENAI,
+    RESPONSES,
+    SGLANG,
+    SSE,
+    Watch,
+    events,
+    meter_of,
+    relay,
+)
 
-from tidegate.proxy.seam import RequestHead
-from tidegate.proxy.tokens import TokenRatios
-from tidegate.proxy.usage import MAX_KEPT_BYTES, PROGRESS_TOKENS, Usage, UsageMeter
+from tidegate.proxy.usage import MAX_KEPT_BYTES, PROGRESS_TOKENS, Usage
 
-JSON = [(b"Content-Type", b"application/json")]
-SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
-
-
-class Watch:
-    """Stands for the driver: a clock that stands still, and who is to blame for an abort."""
-
-    def __init__(self, blame_replicas: bool = True) -> None:
-        self.ratios = TokenRatios()
-        self.progress: list[int] = []
-        self.blame_replicas = blame_replicas
-
-    def now_s(self) -> float:
-        return 5.0
-
-    def progressed(self, meter: UsageMeter, completion_tokens: int) -> None:
-        self.progress.append(completion_tokens)
-
-    def aborts_are_the_replicas(self, meter: UsageMeter) -> bool:
-        return self.blame_replicas
-
-
-def meter_of(path: str = "/v1/completions", watch: Watch | None = None, request_bytes: int = 1000) -> UsageMeter:
-    meter = UsageMeter(RequestHead("POST", path.encode(), [], request_bytes), watch or Watch())
-    meter.request_body(b"x" * request_bytes)
-    return meter
-
-
-def relay(
-    meter: UsageMeter, body: bytes, headers: Any = JSON, pieces: list[int] | None = None, status: int = 200
-) -> str:
-    """The last verdict that counts: of the first `pass` or `retry`, or of the end."""
-    verdict: str = meter.response_head(status, headers)
-    for start, end in zip([0, *(pieces or [])], [*(pieces or []), len(body)], strict=True):
-        if start < end:
-            said = meter.response_body(body[start:end])
-            verdict = said if verdict == "wait" else verdict
-            if verdict == "retry":
-                return verdict
-    said = meter.response_end()
-    return said if verdict == "wait" else verdict
-
-
-def events(*objects: Any) -> bytes:
-    return b"".join(b"data: " + json.dumps(o).encode() + b"\n\n" for o in objects) + b"data: [DONE]\n\n"
-
-
-OPENAI = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
-CACHED = {**OPENAI, "prompt_tokens_details": {"cached_tokens": 96}}
-RESPONSES = {
-    "input_tokens": 120,
-    "input_tokens_details": {"cached_tokens": 96},
-    "output_tokens": 30,
-    "output_tokens_details": {"reasoning_tokens": 7},
-    "total_tokens": 150,
-}
-ANTHROPIC = {"input_tokens": 20, "output_tokens": 30, "cache_read_input_tokens": 96, "cache_creation_input_tokens": 4}
-SGLANG = {"id": "x", "finish_reason": {"type": "stop"}, "prompt_tokens": 120, "completion_tokens": 30}
 BIG = {"content": [{"token": "prompt_tokens", "top_logprobs": [{"_tokens": -1.5, "usage": -2}]}] * 400}
 
 SHAPES: dict[str, tuple[str, Any, Usage]] = {
@@ -296,167 +249,61 @@ def test_the_load_report_of_the_replica_is_kept() -> None:
     assert meter.load_report == b"TEXT x=1"
 
 
-# --- aborts before any text ------------------------------------------------------------------------------------------
-EMPTY_ABORTS: dict[str, tuple[str, Any]] = {
-    "completions": ("/v1/completions", {"choices": [{"text": "", "finish_reason": "abort"}], "usage": OPENAI}),
-    "chat": (
-        "/v1/chat/completions",
-        {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": []}, "finish_reason": "abort"}]},
-    ),
-    "generate": ("/inference/v1/generate", {"choices": [{"token_ids": [], "finish_reason": "abort"}]}),
-    "responses": ("/v1/responses", {"status": "cancelled", "output": [], "usage": RESPONSES}),
-    "messages": ("/v1/messages", {"type": "message", "content": [], "stop_reason": None, "usage": ANTHROPIC}),
-}
-EMPTY_ABORT_STREAMS: dict[str, tuple[str, bytes]] = {
-    "done at once": ("/v1/completions", events()),
-    "usage alone": ("/v1/completions", events({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 0}})),
-    "done after a preamble": (
-        "/v1/chat/completions",
-        events({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}),
-    ),
-    "completions": ("/v1/completions", events({"choices": [{"text": "", "finish_reason": "abort"}]})),
-    "chat": (
-        "/v1/chat/completions",
-        events(
-            {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
-            {"choices": [{"delta": {"content": ""}, "finish_reason": "abort"}]},
-        ),
-    ),
-    "generate": ("/inference/v1/generate", events({"choices": [{"token_ids": [], "finish_reason": "abort"}]})),
-    "messages": (
-        "/v1/messages",
-        b"event: message_start\n"
-        + events(
-            {"type": "message_start", "message": {"content": []}},
-            {"type": "message_delta", "delta": {"stop_reason": None}},
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", EMPTY_ABORTS)
-def test_an_abort_without_text_goes_to_another_replica(shape: str) -> None:
-    path, reply = EMPTY_ABORTS[shape]
-    for pieces in ([], [1, 20]):
-        meter = meter_of(path)
-        assert relay(meter, json.dumps(reply).encode(), JSON, pieces) == "retry"
-        assert meter.wants_retry
-
-
-@pytest.mark.parametrize("shape", EMPTY_ABORT_STREAMS)
-def test_a_stream_that_begins_with_an_abort_goes_to_another_replica(shape: str) -> None:
-    path, body = EMPTY_ABORT_STREAMS[shape]
-    for pieces in ([], [3, 30], list(range(1, len(body)))):
-        assert relay(meter_of(path), body, SSE, pieces) == "retry"
-
-
-@pytest.mark.parametrize("shape", EMPTY_ABORTS)
-def test_an_abort_that_somebody_asked_for_is_delivered(shape: str) -> None:
-    path, reply = EMPTY_ABORTS[shape]
-    meter = meter_of(path, Watch(blame_replicas=False))
-    assert relay(meter, json.dumps(reply).encode()) == "pass"
-
-
-def test_an_abort_call_that_comes_after_the_head_is_honoured_too() -> None:
-    watch = Watch()
-    meter = meter_of(watch=watch)
-    assert meter.response_head(200, JSON) == "wait"
-    meter.response_body(json.dumps(EMPTY_ABORTS["completions"][1]).encode())
-    watch.blame_replicas = False
-    assert meter.response_end() == "pass"
-
-
-def test_what_a_first_replica_said_does_not_count_on_the_second() -> None:
-    meter = meter_of()
-    assert relay(meter, json.dumps(EMPTY_ABORTS["completions"][1]).encode()) == "retry"
-    meter.begin_anew()
-    assert relay(meter, events({"choices": [{"text": "a"}]}), SSE) == "pass"
-    assert not meter.aborted
-    assert not meter.wants_retry
-    assert meter.usage().completion_tokens == 2
-
-
-def test_an_abort_with_text_passes_and_is_not_taken_for_a_result() -> None:
-    whole = {"choices": [{"text": "some", "finish_reason": "abort"}], "usage": OPENAI}
-    for padding in ("", "p" * 2 * MAX_KEPT_BYTES):
-        meter = meter_of()
-        assert relay(meter, json.dumps({**whole, "pad": padding}).encode()) == "pass"
-        meter.usage()
-        assert meter.aborted
-    stream = events({"choices": [{"text": "some"}]}, {"choices": [{"text": "", "finish_reason": "abort"}]})
-    for pieces in ([], list(range(1, len(stream)))):
-        meter = meter_of()
-        assert relay(meter, stream, SSE, pieces) == "pass"
-        meter.usage()
-        assert meter.aborted
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"message": {"content": "abort"}, "finish_reason": "stop"},
-        {"message": {"content": None, "tool_calls": [{"function": {"name": "abort"}}]}, "finish_reason": "abort"},
-        {"message": {"content": "", "reasoning_content": "hm"}, "finish_reason": "abort"},
-        {"text": "", "finish_reason": "stop"},
-    ],
-    ids=["text about it", "a tool call", "reasoning", "an honest empty reply"],
-)
-def test_what_is_not_an_empty_abort_passes(choice: dict[str, Any]) -> None:
-    body = json.dumps({"choices": [choice], "usage": OPENAI}).encode()
-    assert relay(meter_of("/v1/chat/completions"), body) == "pass"
-
-
-@pytest.mark.parametrize("pieces", [[], [5], [20, 60]])
-@pytest.mark.parametrize(
-    "message",
-    [
-        "cannot schedule new futures after shutdown",
-        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-    ],
-)
-def test_a_500_of_an_engine_that_has_ended_goes_to_another_replica(message: str, pieces: list[int]) -> None:
-    error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
-    meter = meter_of("/v1/chat/completions")
-    assert relay(meter, json.dumps({"error": error}).encode(), JSON, pieces, status=500) == "retry"
-
-
-@pytest.mark.parametrize("body", [b"Internal Server Error", b'{"error": {"message": "boom"}}', b"", b"[1]"])
-def test_any_other_500_passes(body: bytes) -> None:
-    assert relay(meter_of("/v1/chat/completions"), body, JSON, status=500) == "pass"
-
-
-def test_a_500_that_quotes_the_shutdown_passes() -> None:
-    error = {"message": "prompt: cannot schedule new futures after shutdown", "code": 500}
-    assert relay(meter_of(), json.dumps({"error": error}).encode(), status=500) == "pass"
-
-
-def test_sglangs_answer_to_an_abort_call_passes() -> None:
-    meta = {**SGLANG, "finish_reason": {"type": "abort", "message": "Abort by request"}, "completion_tokens": 0}
-    meter = meter_of("/generate")
-    assert relay(meter, json.dumps({"text": "", "meta_info": meta}).encode()) == "pass"
-    assert meter.aborted
-
-
-def test_pings_of_a_stream_are_not_kept_back() -> None:
-    for ping in (b": ping\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'):
-        meter = meter_of("/v1/messages")
-        assert meter.response_head(200, SSE) == "wait"
-        assert meter.response_body(ping) == "pass"
-
-
-def test_the_first_token_of_a_stream_is_not_kept_back() -> None:
-    meter = meter_of("/v1/chat/completions")
-    assert meter.response_head(200, SSE) == "wait"
-    assert meter.response_body(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n') == "wait"
-    assert meter.response_body(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n') == "pass"
-
-
-@given(st.binary(max_size=300), st.sampled_from([JSON, SSE]), st.sampled_from(sorted(EMPTY_ABORTS)))
-def test_no_bytes_of_a_replica_break_the_meter(body: bytes, headers: Any, shape: str) -> None:
-    meter = meter_of(EMPTY_ABORTS[shape][0])
-    relay(meter, body, headers, [len(body) // 2])
-    meter.usage()
-
-
 def test_a_reply_too_deep_to_decode_is_estimated() -> None:
     assert relay(meter_of(), b'{"a":' + b"[" * 16_000) == "pass"
+
+
+# --- counts that cannot be -------------------------------------------------------------------------------------------
+IMPLAUSIBLE = {
+    "negative": {"prompt_tokens": -5, "completion_tokens": -1},
+    "absurd": {"prompt_tokens": 10**11, "completion_tokens": 10**11},
+    "beyond 64 bits": {"prompt_tokens": 10**30, "completion_tokens": 10**30},
+    "text": {"prompt_tokens": "120", "completion_tokens": "30"},
+    "fractions": {"prompt_tokens": 120.5, "completion_tokens": 30.5},
+    "booleans": {"prompt_tokens": True, "completion_tokens": False},
+    "objects": {"prompt_tokens": {"a": 1}, "completion_tokens": [1]},
+    "null": {"prompt_tokens": None, "completion_tokens": None},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", IMPLAUSIBLE)
+def test_counts_that_cannot_be_are_not_believed(kind: str, stream: bool) -> None:
+    watch = Watch()
+    meter = meter_of(watch=watch)
+    reply = {"choices": [{"text": "some", "finish_reason": "stop"}], "usage": IMPLAUSIBLE[kind]}
+    relay(meter, events(reply) if stream else json.dumps(reply).encode(), SSE if stream else JSON)
+    usage = meter.usage()
+    assert usage.estimated
+    assert usage.prompt_tokens == 200  # of 1000 bytes, by the prior: nothing was learned
+    assert usage.completion_tokens is not None
+    assert 0 <= usage.completion_tokens < 100
+    assert watch.ratios.estimate("/v1/completions", 1000) == 200
+
+
+@pytest.mark.parametrize("cached", [121, -1, 10**11])
+@pytest.mark.parametrize("padding", [0, 2 * MAX_KEPT_BYTES], ids=["decoded", "scanned"])
+def test_more_cached_than_there_was_to_find_is_unknown(cached: int, padding: int) -> None:
+    meter = meter_of()
+    usage = {**OPENAI, "prompt_tokens_details": {"cached_tokens": cached}}
+    relay(meter, json.dumps({"choices": [{"text": "x" * padding}], "usage": usage}).encode())
+    assert meter.usage() == Usage(120, 30, None, False)
+    assert meter.implausible or cached < 0  # a scan sees digits only
+
+
+def test_a_batch_may_count_as_many_tokens_as_it_has_bytes() -> None:
+    meter = meter_of(request_bytes=40_000_000)
+    relay(meter, json.dumps({"usage": {"prompt_tokens": 30_000_000, "completion_tokens": 3}}).encode())
+    assert meter.usage() == Usage(30_000_000, 3, None, False)
+    assert not meter.implausible
+
+
+def test_a_stream_does_not_grow_by_what_cannot_be() -> None:
+    watch = Watch()
+    meter = meter_of(watch=watch)
+    meter.response_head(200, SSE)
+    event = b'data: {"choices":[{"text":"a"}],"usage":{"completion_tokens":99999999999}}\n\n'
+    for _ in range(2 * PROGRESS_TOKENS):
+        meter.response_body(event)
+    assert watch.progress
+    assert max(watch.progress) <= 2 * PROGRESS_TOKENS

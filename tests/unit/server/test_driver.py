@@ -46,6 +46,17 @@ def test_what_the_replica_counted_reaches_the_ledger_and_the_counters(shell: She
     assert shell.replicas.told == [("ok", exchange.placed[0])]
 
 
+def test_what_a_replica_cannot_have_counted_moves_no_books(shell: Shell) -> None:
+    exchange = shell.open("s", x_workload_class="agentic")
+    shell.answer(exchange, b'{"usage": {"prompt_tokens": 90000000000, "completion_tokens": -3}}')
+    (tokens,) = {replica.kv_used_tokens for replica in shell.scheduler.view(10.0).replicas if replica.sessions}
+    assert 0 < tokens < 1000
+    counters = shell.driver.counters.of_class("agentic")
+    assert 0 < counters.prompt_tokens < 1000
+    assert shell.driver.counters.implausible_usages[exchange.placed[0]] == 1
+    assert shell.driver.counters.estimated_usages["/v1/completions"] == 1
+
+
 def test_a_held_request_is_placed_when_a_seat_is_free() -> None:
     shell = one_seat()
     shell.answer(shell.open("first"))

@@ -15,7 +15,7 @@ from tidegate.config.server import RecordConfig, ServerConfig
 from tidegate.engine.server import EngineServer
 from tidegate.observe.metrics import METRICS
 from tidegate.policy.baselines.params import StaticCapParams
-from tidegate.policy.params import AdmissionParams, CoreParams
+from tidegate.policy.params import AdmissionParams, CoreParams, ReplicaParams
 from tidegate.server.gate import Gate
 from tidegate.server.replicas import Replicas
 
@@ -82,6 +82,20 @@ async def test_the_metrics_port_serves_metrics_and_nothing_else(
             assert "tidegate_build_info" in await reply.text()
         async with client.get(f"{base}/v1/models") as reply:
             assert (reply.status, (await reply.json())["error"]["code"]) == (404, "not_found")
+
+
+async def test_state_metric_and_alarm_agree_on_what_is_stale(
+    engines: list[EngineServer], client: aiohttp.ClientSession
+) -> None:
+    core = CoreParams(tick_s=0.05, replica=ReplicaParams(stale_after_s=0.5))
+    async with Gate(config(engines[0].url, core=core)) as gate:
+        await until(lambda: state(gate)["replicas"][0]["kv_capacity_tokens"] is not None)
+        assert state(gate)["replicas"][0]["stale"] is False
+        await engines[0].kill()
+        await until(lambda: state(gate)["replicas"][0]["stale"])
+        assert f"stale_state {engines[0].url}" in state(gate)["alarms"]
+        _, text = await call(client, gate, "GET", "/metrics")
+        assert f'tidegate_replica_stale{{replica="{engines[0].url}"}} 1.0' in text
 
 
 async def test_a_fault_in_a_route_of_the_gates_own_has_the_shape_of_any_error(
