@@ -1,4 +1,4 @@
-"""`tidegate replay LOG`: 0 if every decision is derived again as it was recorded, else 1."""
+"""`tidegate replay LOG...`: 0 if every decision is derived again as it was recorded, else 1."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from tidegate.observe.replay import replay as run_replay
 
 
 @click.command()
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
-def replay(log: Path, as_json: bool) -> None:
-    """Derive the decisions of a decision log again and compare, byte for byte."""
-    report = run_replay(log)
+def replay(logs: tuple[Path, ...], as_json: bool) -> None:
+    """Derive the decisions of a decision log again and compare, byte for byte.
+
+    Of a log that was rotated give all parts, the oldest first.
+    """
+    report = run_replay(*logs)
     click.echo(json.dumps(msgspec.to_builtins(report), indent=2) if as_json else text(report))
     sys.exit(0 if report.same else 1)
 
@@ -34,7 +37,7 @@ def text(report: Report) -> str:
         lines.append("every decision is the same")
     else:
         lines += [
-            f"line {difference.line} is the first that differs",
+            f"{difference.log}:{difference.line} is the first that differs",
             f"  event     {json.dumps(difference.event)}",
             f"  recorded  {json.dumps(difference.recorded)}",
             f"  derived   {json.dumps(difference.derived)}",

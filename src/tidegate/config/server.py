@@ -66,7 +66,8 @@ class RecordConfig(Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Decision log: every event with its decisions, as JSON lines; `tidegate replay` derives "
-            "the decisions again. One that is there at start is kept as PATH.1. None: not written."
+            "the decisions again. One that is there at start is kept as PATH.1. To rotate it, move it away and send "
+            "SIGHUP (see docs/quickstart.md). None: not written."
         ),
     ] = None
     queue_lines: Annotated[

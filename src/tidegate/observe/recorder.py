@@ -8,12 +8,16 @@
 follow and more than `queue_lines` wait, lines are dropped: counted, and marked in the log by a gap line, since a
 request must not wait for the disk and a log with a hole must not look whole. What a full disk took of a batch is taken
 back, so that the log goes on with a whole line once there is room.
+
+Rotation: whoever moves the file away (logrotate) calls `reopen`, and the log goes on in a new file at the path, as the
+next `part` of the log that `started` names. All parts together are the log; none but the first can be replayed alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +44,7 @@ class Header(msgspec.Struct, kw_only=True):
     seed: int
     params: dict[str, Any]
     started: str = ""
+    part: int = 0  # counts rotations
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -64,12 +69,14 @@ class Recorder:
         self._queue_lines = queue_lines
         self._flush_s = flush_s
         self._path = path
+        self._header = header
         self._closing = threading.Event()
+        self._moved = False  # the file, maybe: look before the next line
         self._encoder = msgspec.json.Encoder()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.stat().st_size:  # of a process that may have been killed: worth a look
             path.replace(path.with_name(path.name + ".1"))
-        self._file: io.RawIOBase = path.open("wb", buffering=0)  # a buffer would keep what was counted as lost
+        self._file: io.FileIO = path.open("wb", buffering=0)  # a buffer would keep what was counted as lost
         self._end = 0  # of the last whole batch in the file
         header.started = header.started or datetime.now(UTC).isoformat(timespec="seconds")
         self._put(self._encoder.encode(header) + b"\n")
@@ -86,6 +93,10 @@ class Recorder:
             pending.append(Gap(self._missing))
             self._missing = 0
         pending.append(Line(event, decisions))
+
+    def reopen(self) -> None:
+        """The file may have been moved away: go on at the path. Any thread; the writer does it before its next line."""
+        self._moved = True
 
     @property
     def waiting(self) -> int:
@@ -106,6 +117,9 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
+        if self._moved:
+            self._moved = False
+            self._go_on_at_path()
         pending = self._pending
         while count := min(len(pending), _BATCH_LINES):
             self._write_lines([pending.popleft() for _ in range(count)])
@@ -138,3 +152,22 @@ class Recorder:
                 self._file.seek(self._end)
             raise
         self._end += len(data)
+
+    def _go_on_at_path(self) -> None:
+        """Where that fails, the log goes on in the file that was moved."""
+        try:
+            if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return
+            file = self._path.open("ab", buffering=0)  # whoever moved it may have made a new one already
+        except OSError as exc:
+            log.error("decision log not reopened", path=str(self._path), error=str(exc))
+            return
+        self._file.close()
+        self._file, self._end = file, os.fstat(file.fileno()).st_size
+        self._header.part += 1
+        try:
+            self._put(self._encoder.encode(self._header) + b"\n")
+        except OSError as exc:  # a full disk: the next batch tries again, and fails or not with its lines
+            log.error("decision log has no header", path=str(self._path), part=self._header.part, error=str(exc))
+        else:
+            log.info("decision log reopened", path=str(self._path), part=self._header.part)

@@ -1,4 +1,7 @@
-"""Runs a decision log's events through a fresh Scheduler and compares every decision, byte for byte."""
+"""Runs a decision log's events through a fresh Scheduler and compares every decision, byte for byte.
+
+A log that was rotated is given in all its parts, the oldest first.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class RecordedLine(msgspec.Struct):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    line: int  # of the file, from 1
+    log: str  # the file
+    line: int  # of it, from 1
     event: Any
     recorded: Any
     derived: Any
@@ -44,38 +48,39 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_difference is None and not self.gaps
 
 
-def replay(path: Path) -> Report:
-    """Raises ConfigError when the file is not a decision log of this version's format."""
-    lines = _lines(path)
-    header = _header(path, next(lines, b""))
-    check_policy(header.policy, str(path))
-    scheduler = Scheduler(header.policy, _params(path, header), header.seed)
+def replay(*paths: Path) -> Report:
+    """Raises ConfigError when the files are not the parts of one decision log of this version's format."""
+    header, scheduler = _begin(paths[0])
     decoder = msgspec.json.Decoder(RecordedLine)
     encoder = msgspec.json.Encoder()
     events = decisions = gaps = 0
     first: Difference | None = None
     truncated = False
-    for number, text in enumerate(lines, start=2):
-        if not text.endswith(b"\n"):
-            truncated = True
-            break
-        try:
-            line = decoder.decode(text)
-        except msgspec.DecodeError as exc:
-            raise ConfigError(f"{path}:{number}: not a line of a decision log: {exc}") from exc
-        if line.event is None:
-            gaps += line.gap or 0
-            continue
-        derived = scheduler.handle(line.event)
-        events += 1
-        decisions += len(derived)
-        if first is None and encoder.encode(derived) != bytes(line.decisions):
-            first = Difference(
-                number,
-                msgspec.to_builtins(line.event),
-                msgspec.json.decode(line.decisions),
-                msgspec.to_builtins(derived),
-            )
+    for part, path in enumerate(paths):
+        lines = _lines(path)
+        _check_part(path, _header(path, next(lines, b"")), header, part)
+        for number, text in enumerate(lines, start=2):
+            if not text.endswith(b"\n"):
+                truncated = True
+                break
+            try:
+                line = decoder.decode(text)
+            except msgspec.DecodeError as exc:
+                raise ConfigError(f"{path}:{number}: not a line of a decision log: {exc}") from exc
+            if line.event is None:
+                gaps += line.gap or 0
+                continue
+            derived = scheduler.handle(line.event)
+            events += 1
+            decisions += len(derived)
+            if first is None and encoder.encode(derived) != bytes(line.decisions):
+                first = Difference(
+                    str(path),
+                    number,
+                    msgspec.to_builtins(line.event),
+                    msgspec.json.decode(line.decisions),
+                    msgspec.to_builtins(derived),
+                )
     return Report(
         policy=header.policy,
         version=header.tidegate,
@@ -85,6 +90,21 @@ def replay(path: Path) -> Report:
         truncated=truncated,
         first_difference=first,
     )
+
+
+def _begin(path: Path) -> tuple[Header, Scheduler]:
+    header = _header(path, next(_lines(path), b""))
+    check_policy(header.policy, str(path))
+    return header, Scheduler(header.policy, _params(path, header), header.seed)
+
+
+def _check_part(path: Path, header: Header, first: Header, part: int) -> None:
+    if header.started != first.started:
+        raise ConfigError(f"{path}: of another log: it started at {header.started}, not at {first.started}")
+    if header.part != part:
+        raise ConfigError(
+            f"{path}: part {header.part} of a rotated log where part {part} is needed: give all parts, the oldest first"
+        )
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -166,6 +166,11 @@ class Gate:
         except OSError as exc:
             raise ConfigError(f"record.path {record.path!r} cannot be written: {exc.strerror or exc}") from exc
 
+    def reopen_record(self) -> None:
+        """The decision log was moved away, or somebody wants it looked after."""
+        if self._recorder is not None:
+            self._recorder.reopen()
+
     async def _tick_forever(self, period_s: float) -> None:
         while True:
             await asyncio.sleep(period_s)

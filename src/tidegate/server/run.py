@@ -16,13 +16,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
 
 async def run(config: Config) -> None:
-    """Until SIGTERM or SIGINT, then drains; a second signal ends it at once."""
+    """Until SIGTERM or SIGINT, then drains; a second signal ends it at once. SIGHUP reopens the decision log."""
     ensure_open_files(config.http.max_connections)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with Gate(config) as gate:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        if config.record.path is not None:
+            loop.add_signal_handler(signal.SIGHUP, gate.reopen_record)
         log.info("listening", url=gate.url, version=__version__, policy=config.policy, loop=type(loop).__module__)
         summary = asyncio.create_task(summarise(gate))
         await stop.wait()

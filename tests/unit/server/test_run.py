@@ -89,6 +89,21 @@ def test_it_starts_with_an_unreachable_worker_says_so_and_ends_clean(start: Star
     assert report.events > 0
 
 
+def test_a_hangup_begins_the_decision_log_anew_where_it_was_moved_away(start: Start, tmp_path: Path) -> None:
+    log, moved = tmp_path / "decisions.jsonl", tmp_path / "decisions.jsonl.1"
+    child = start("--worker-urls", NOWHERE, "--record", str(log), "--record-flush-s", "0.01")
+    line_with(child, "pool")
+    log.rename(moved)
+    child.send_signal(signal.SIGHUP)
+    assert line_with(child, "decision log reopened")["part"] == 1
+    child.send_signal(signal.SIGTERM)
+    line_with(child, "stopped")
+    assert child.wait(30) == 0
+    report = replay(moved, log)
+    assert report.same
+    assert not report.truncated
+
+
 def test_interrupt_ends_it_too(start: Start) -> None:
     child = start()
     line_with(child, "no replicas are listed: add some with POST /workers")
