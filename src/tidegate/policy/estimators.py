@@ -42,6 +42,7 @@ EDGES_S: Final = (0.0, *(FIRST_EDGE_S * EDGE_RATIO**j for j in range(BINS - 1)))
 WIDTHS_S: Final = (*(b - a for a, b in pairwise(EDGES_S)), inf)
 MIDS_S: Final = (*((a + b) / 2 for a, b in pairwise(EDGES_S)), EDGES_S[-1] * 1.25)
 STEPS_S: Final = (0.0, *(b - a for a, b in pairwise(MIDS_S)))
+NOBODY: Final = 1e-20  # survival that adds less to any sum than its rounding
 
 
 class Cohort:
@@ -82,9 +83,6 @@ class Profile:
         self.growth_per_s = 0.0
         self.growing_s = 0.0  # from the first prompt to the expected end, at that rate
         self.ended = 0  # sessions seen from beginning to end: what is known of how large they become
-        self.survival = [1.0] * BINS  # to the start of the bin
-        self.hazard = [1.0 / params.residency_prior_s] * BINS
-        self.holding = [0.0] * BINS  # k_j
 
     # --- what happens ------------------------------------------------------------------------------------------
     def _accrue(self, j: int, now_r: float) -> None:
@@ -222,18 +220,15 @@ class Profile:
         weight_s = weight * prior_residency_s
         survival, residency_s, block_time = 1.0, 0.0, 0.0
         held = 0.0
-        survivals, hazards, holding = [], [], []
         for j, (lived, ends, width_s) in enumerate(zip(self.exposure, self.ends, WIDTHS_S, strict=True)):
             hazard = (ends + weight) / (lived + weight_s)
             held = self._holding(j, held, lived) if lived > 0.0 else held + self.growth_per_s * STEPS_S[j]
             time_s = survival * (-expm1(-hazard * width_s) / hazard)  # of the open bin: 1 / hazard
-            survivals.append(survival)
-            hazards.append(hazard)
-            holding.append(held)
             residency_s += time_s
             block_time += time_s * held
             survival *= exp(-hazard * width_s)
-        self.survival, self.hazard, self.holding = survivals, hazards, holding
+            if survival < NOBODY:
+                break
         self.residency_s = residency_s
         self.sizes.solve()
         first = self._started_tokens / self._started if self._started > 0.0 else 0.0

@@ -15,8 +15,8 @@ class's window. Where nobody has been, a bin of 10 % growth is passed with `UNSE
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise, repeat
 from math import inf
 from operator import mul
 from typing import Final
@@ -36,20 +36,34 @@ def size_bin(tokens: float) -> int:
     return bisect_right(EDGES_TOKENS, tokens) - 1
 
 
+def _products(first: float, factors: Iterable[float]) -> list[float]:
+    products = list(accumulate(factors, mul, initial=first))
+    if products[-1] < LEAST_SURVIVAL:
+        return [max(LEAST_SURVIVAL, product) for product in products]
+    return products
+
+
 class Sizes:
     __slots__ = ("_survival", "ended", "passed")
 
     def __init__(self) -> None:
-        self.passed = [0.0] * BINS
-        self.ended = [0.0] * BINS
-        self._survival = [1.0] * (BINS + 1)  # to the lower edge of each bin
-        self.solve()
+        self.passed: list[float] = []  # up to the largest bin that anybody reached
+        self.ended: list[float] = []
+        self._survival = [1.0]  # to the lower edge of each bin, as far as it was asked for
+
+    def _reach(self, bins: int) -> None:
+        missing = bins - len(self.passed)
+        if missing > 0:
+            self.passed += [0.0] * missing
+            self.ended += [0.0] * missing
 
     def grew(self, old_bin: int, new_bin: int) -> None:
+        self._reach(new_bin)
         for j in range(old_bin, new_bin):
             self.passed[j] += 1.0
 
     def end(self, at_bin: int) -> None:
+        self._reach(at_bin + 1)
         self.ended[at_bin] += 1.0
 
     def fade(self, keep: float) -> None:
@@ -61,23 +75,30 @@ class Sizes:
             (passed + UNSEEN_PASSED) / (passed + ended + UNSEEN_WEIGHT)
             for passed, ended in zip(self.passed, self.ended, strict=True)
         ]
-        survival = list(accumulate(passing, mul, initial=1.0))
-        if survival[BINS] < LEAST_SURVIVAL:
-            survival = [max(LEAST_SURVIVAL, part) for part in survival]
-        self._survival = survival
+        self._survival = _products(1.0, passing)
+
+    def _solved(self, bins: int) -> list[float]:
+        """Survival to the lower edges of so many bins at least."""
+        survival = self._survival
+        missing = bins - len(survival)
+        if missing > 0:
+            survival[-1:] = _products(survival[-1], repeat(UNSEEN_PASS, missing))
+        return survival
 
     def survival(self, tokens: float) -> float:
         """Up to a constant factor, the chance to become this large: only ratios mean something."""
         j = bisect_right(EDGES_TOKENS, tokens) - 1
-        low = self._survival[j]
+        survival = self._solved(j + 2)
+        low = survival[j]
         if j + 1 >= BINS:
             return low
         edge, upper = EDGES_TOKENS[j], EDGES_TOKENS[j + 1]
-        return low + (self._survival[j + 1] - low) * (tokens - edge) / (upper - edge)
+        return low + (survival[j + 1] - low) * (tokens - edge) / (upper - edge)
 
     def survivals(self, tokens: float, further: Sequence[float]) -> list[float]:
         """`survival` of this size, and of what it is after each further growth; these ascend."""
-        edges, survival = EDGES_TOKENS, self._survival
+        edges = EDGES_TOKENS
+        survival = self._solved(bisect_right(edges, tokens + further[-1]) + 1)
         found = []
         j = 0
         for growth in (0.0, *further):
@@ -92,7 +113,7 @@ class Sizes:
 
     def growth_left(self, tokens: float) -> float:
         """Expected further growth of a session that holds this much."""
-        survival = self._survival
+        survival = self._solved(BINS)
         low = self.survival(tokens)
         least = 1e-3 * low
         start = low

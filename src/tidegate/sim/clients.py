@@ -29,10 +29,17 @@ class Clients:
     """All clients of a run, and the books of what they saw."""
 
     def __init__(
-        self, kernel: Kernel, gate: Gate, *, block_tokens: int, announces: bool = False, finishes: bool = True
+        self,
+        kernel: Kernel,
+        gate: Gate,
+        *,
+        block_tokens: int,
+        announces: bool = False,
+        finishes: bool = True,
+        record_from_s: float = 0.0,
     ) -> None:
         """`announces`: a session is opened with its expected tokens before its first request. `finishes`: its end is
-        told; otherwise the gate has to find out by itself."""
+        told; otherwise the gate has to find out by itself. `record_from_s`: calls answered before then are not kept."""
         self.ended: list[SessionRecord] = []
         self.requests: list[RequestRecord] = []
         self.holds_s: list[tuple[float, float]] = []  # (when the wait at the gate was over, its length), of every call
@@ -45,6 +52,7 @@ class Clients:
         self._block_tokens = block_tokens
         self._announces = announces
         self._finishes = finishes
+        self._record_from_s = record_from_s
         self._branches = Branches()
         self._numbers = count()
         gate.answered = self._answered
@@ -81,7 +89,7 @@ class Clients:
     def _ask(self, rollout: Rollout) -> None:
         gap_s = rollout.plan.turns[rollout.turn].gap_s
         if gap_s > 0.0:
-            self._kernel.after(gap_s, lambda: self._begin_turn(rollout))
+            self._kernel.after(gap_s, self._begin_turn, rollout)
         else:
             self._begin_turn(rollout)
 
@@ -104,7 +112,7 @@ class Clients:
 
     def _refused(self, call: Call, reject: Reject) -> None:
         self.refusals += 1
-        self._kernel.after(reject.retry_after_s or RETRY_S, lambda: self._send_again(call))
+        self._kernel.after(reject.retry_after_s or RETRY_S, self._send_again, call)
 
     def _send_again(self, call: Call) -> None:
         rollout = call.rollout
@@ -134,7 +142,7 @@ class Clients:
             rollout.call = None
             self._end(rollout, completed=False)
         else:
-            self._kernel.after(RETRY_S, lambda: self._send_again(call))
+            self._kernel.after(RETRY_S, self._send_again, call)
 
     def _end(self, rollout: Rollout, *, completed: bool) -> None:
         now_s = rollout.ended_s = self._kernel.now_s
@@ -151,10 +159,12 @@ class Clients:
 
     def _book(self, call: Call) -> None:
         now_s, placed_s = self._kernel.now_s, call.first_placed_s
+        last_end_s, call.rollout.last_end_s = call.rollout.last_end_s, now_s
+        if now_s < self._record_from_s:
+            return
         assert placed_s is not None
         self.holds_s.append((placed_s, placed_s - call.arrived_s))
-        self.block_time.append((now_s, call.rollout.plan.workload, _block_time(call, placed_s, now_s)))
-        call.rollout.last_end_s = now_s
+        self.block_time.append((now_s, call.rollout.plan.workload, _block_time(call, last_end_s, placed_s, now_s)))
         self.requests.append(
             RequestRecord(
                 workload=call.rollout.plan.workload,
@@ -169,10 +179,9 @@ class Clients:
         )
 
 
-def _block_time(call: Call, placed_s: float, ended_s: float) -> float:
+def _block_time(call: Call, last_s: float | None, placed_s: float, ended_s: float) -> float:
     """What its session held, from the end of the call before it (a tool's time included) to its own end."""
     during = (call.prompt_tokens + call.output_tokens / 2) * (ended_s - placed_s)
-    last_s = call.rollout.last_end_s
     return during if last_s is None else during + call.rollout.repeated * (placed_s - last_s)
 
 

@@ -65,6 +65,7 @@ class Cluster:
             block_tokens=min(spec.config.block_size for spec in scenario.replicas),
             announces=scenario.announces,
             finishes=scenario.finishes,
+            record_from_s=scenario.warmup_s,
         )
         self._specs = scenario.specs()
         self._monitors: dict[ReplicaId, Monitor] = {}
@@ -114,13 +115,13 @@ class Cluster:
     def sync_weights(self, for_s: float, then: Callable[[], None]) -> None:
         """The pool is paused, its weights change, all caches are cold. A second call waits for the first."""
         if self._syncing:
-            self.kernel.after(for_s, lambda: self.sync_weights(for_s, then))
+            self.kernel.after(for_s, self.sync_weights, for_s, then)
             return
         self._syncing = True
         self.gate.handle(PoolPaused(at_s=self.kernel.now_s))
         for replica in self.replicas.values():
             replica.pause()
-        self.kernel.after(for_s, lambda: self._synced(then))
+        self.kernel.after(for_s, self._synced, then)
 
     def _synced(self, then: Callable[[], None]) -> None:
         self._syncing = False
@@ -138,12 +139,12 @@ class Cluster:
             self._plan_loss(urls[loss.replica], loss)
         flip = self.scenario.flip
         if flip is not None:
-            self.kernel.at(flip.at_s, lambda: self.trainer.set_mixture(flip.shares))
+            self.kernel.at(flip.at_s, self.trainer.set_mixture, flip.shares)
 
     def _plan_loss(self, url: ReplicaId, loss: ReplicaLoss) -> None:
-        self.kernel.at(loss.at_s, lambda: self.lose(url))
+        self.kernel.at(loss.at_s, self.lose, url)
         if loss.back_s is not None:
-            self.kernel.at(loss.back_s, lambda: self.restore(url))
+            self.kernel.at(loss.back_s, self.restore, url)
 
 
 def seeded_workload(scenario: Scenario, seed: int) -> Workload:

@@ -59,7 +59,6 @@ class Gate:
         their growth is seen."""
         self.scheduler = scheduler
         self.advisor = Advisor(scheduler)
-        self.held = 0  # calls that wait
         self.repins = 0
         self.handled = 0  # events given to the scheduler
         self._kernel = kernel
@@ -69,11 +68,17 @@ class Gate:
         self._labels = kernel.stream("labels")
         self._label_of: dict[str, bool] = {}
         self._streams = streams
+        self._prefix_chunk_tokens = scheduler.prefix_chunk_tokens if scheduler.wants_prefix else 0
         self._calls: dict[int, Call] = {}
         self._waiting: dict[int, None] = {}
         self.answered: Answered = lambda call: None  # set by the trainer
         self.refused: Refused = lambda call, reject: None
         kernel.every(scheduler.tick_s, self._tick)
+
+    @property
+    def held(self) -> int:
+        """Calls that wait."""
+        return len(self._waiting)
 
     # --- what the trainer asks ---------------------------------------------------------------------------------
     def open(self, session: str, workload: str, group: str | None, expected_tokens: int | None) -> None:
@@ -92,10 +97,9 @@ class Gate:
         rollout = call.rollout
         call.arrived_s = self._kernel.now_s
         self._calls[call.id] = call
-        chunk = self.scheduler.prefix_chunk_tokens
         prefix: tuple[int, ...] = ()
-        if self.scheduler.wants_prefix:
-            prefix = rollout.context.prefix(chunk, call.prompt_tokens)
+        if self._prefix_chunk_tokens:
+            prefix = rollout.context.prefix(self._prefix_chunk_tokens, call.prompt_tokens)
         self.handle(
             RequestArrived(
                 at_s=self._kernel.now_s,
@@ -134,7 +138,7 @@ class Gate:
 
     # --- what replicas tell ------------------------------------------------------------------------------------
     def done(self, call: Call) -> None:
-        self._kernel.after(HOP_S, lambda: self._replied(call))
+        self._kernel.after(HOP_S, self._replied, call)
 
     def _replied(self, call: Call) -> None:
         if self._calls.pop(call.id, None) is None:
@@ -193,7 +197,6 @@ class Gate:
                     self.refused(self._calls.pop(decision.request), decision)
                 case Ended():
                     pass
-        self.held = len(self._waiting)
 
     def _place(self, decision: Place) -> None:
         call = self._calls.get(decision.request)
@@ -203,7 +206,7 @@ class Gate:
         if decision.reason == "repinned":
             self.repins += 1
         call.replica = decision.replica
-        self._kernel.after(HOP_S, lambda: self._submit(call, decision.replica))
+        self._kernel.after(HOP_S, self._submit, call, decision.replica)
 
     def _submit(self, call: Call, url: ReplicaId) -> None:
         if self._calls.get(call.id) is call and call.replica == url:

@@ -65,7 +65,7 @@ class Monitor:
         lost = self._chance.random() < spec.loss  # drawn always: a loss more changes nothing else
         out = spec.outage_s is not None and spec.outage_s[0] <= now_s < spec.outage_s[1]
         if not lost and not out:
-            self._kernel.after(spec.delay_s, lambda: self._arrive(event))
+            self._kernel.after(spec.delay_s, self._arrive, event)
 
     def _arrive(self, event: AnyEvent) -> None:
         if not self._stopped:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -169,7 +168,7 @@ class Synchronous(_Base):
         self._fill()
         if not self._open:
             self.trained += self._spec.batch
-            self._kernel.after(self._spec.train_s, lambda: self._new_weights(self.start))
+            self._kernel.after(self._spec.train_s, self._new_weights, self.start)
 
 
 class Staleness(_Base):
@@ -193,7 +192,7 @@ class Staleness(_Base):
     def _train(self) -> None:
         if not self._training and self._completed - self.trained >= self._spec.batch:
             self._training = True
-            self._kernel.after(self._spec.train_s, lambda: self._new_weights(self._trained))
+            self._kernel.after(self._spec.train_s, self._new_weights, self._trained)
 
     def _trained(self) -> None:
         self._training = False
@@ -220,7 +219,7 @@ class Partial(_Base):
             self._interrupted.extend(self._clients.live.values())
             for each in self._interrupted:
                 self._clients.interrupt(each)
-            self._kernel.after(self._spec.train_s, lambda: self._new_weights(self._go_on))
+            self._kernel.after(self._spec.train_s, self._new_weights, self._go_on)
         self._fill()
 
     def _go_on(self) -> None:
@@ -237,7 +236,7 @@ class Populations(_Base):
         number = 0
         for workload, sessions in self._spec.populations.items():
             for _ in range(sessions):
-                self._kernel.after(number * START_SPACING_S, partial(self._start_one, workload))
+                self._kernel.after(number * START_SPACING_S, self._start_one, workload)
                 number += 1
 
     def _start_one(self, workload: WorkloadClass) -> None:
