@@ -58,7 +58,8 @@ class ResponseReader(Protocol):
     def resume_request(self) -> None: ...
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
+    # No subclass of asyncio.Protocol, as `ClientConnection` is none.
     __slots__ = (
         "_body",
         "_buffer",

@@ -61,7 +61,8 @@ class Stream(Protocol):
     def resume_response(self) -> None: ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
+    # No subclass of asyncio.Protocol, which no loop asks for: a compiled class inherits from compiled ones only.
     __slots__ = (
         "_advancing",
         "_body",

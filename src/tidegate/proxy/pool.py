@@ -8,14 +8,16 @@ closed before the replica would do it; bytes or an end on an idle one close it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidegate.config.tree import HttpConfig
 from tidegate.errors import ReplicaError
+from tidegate.open_files import out_of_files
 from tidegate.proxy.http1_client import UpstreamConnection
 from tidegate.proxy.outbox import Outbox
 
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 
 
 UNSENT = frozenset({"connect_failed", "connect_timeout"})  # reasons of errors of requests that no replica has seen
+
+
+STARVED_S = 0.25  # between two tries to open a connection that no file was left for
+STARVED_LOG_S = 10.0
+
+log = logging.getLogger("tidegate.proxy")
 
 
 class ReplicaPool:
@@ -58,6 +66,8 @@ class Pool:
         self.opened = 0  # connections opened, since the start
         self.reused = 0  # exchanges that found an idle connection
         self.failed = 0  # attempts to connect that failed
+        self.starved = 0  # for want of open files; they are made again
+        self.starved_s: float | None = None  # the last time
         self.bytes_in = 0
         self.bytes_out = 0
         self._replicas: dict[ReplicaId, ReplicaPool] = {}
@@ -89,15 +99,38 @@ class Pool:
         return None
 
     async def connect(self, replica: ReplicaPool) -> UpstreamConnection:
-        """A new connection. Raises ReplicaError: connect_failed or connect_timeout."""
+        """A new connection. Raises ReplicaError: connect_failed or connect_timeout. Where this process has no file left
+        for it, it waits for one: that says nothing of the replica."""
+        while True:
+            try:
+                return await self._connect(replica)
+            except OSError as error:
+                self._starved(error)
+                await asyncio.sleep(STARVED_S)
+
+    def _starved(self, error: OSError) -> None:
+        if self.starved_s is None or self.now_s - self.starved_s > STARVED_LOG_S:
+            log.error("no open file left for a connection to a replica: %s", error)
+        self.starved += 1
+        self.starved_s = self.now_s
+        for replica in self._replicas.values():
+            for connection in replica.idle[:]:  # each is a file that somebody waits for
+                connection.abort()
+            replica.idle.clear()
+
+    async def _connect(self, replica: ReplicaPool) -> UpstreamConnection:
+        """Raises OSError for a limit of our own."""
         loop = asyncio.get_running_loop()
         connection = UpstreamConnection(self, replica)
+        factory: Any = lambda: connection  # noqa: E731 - Any: it is no subclass of asyncio.Protocol
         try:
             async with asyncio.timeout(self.config.connect_timeout_s):
-                await loop.create_connection(lambda: connection, replica.host, replica.port, ssl=replica.tls)
+                await loop.create_connection(factory, replica.host, replica.port, ssl=replica.tls)
         except (OSError, asyncio.CancelledError) as error:  # OSError: TimeoutError too
             connection.abort()  # it may still be made, in this very turn of the loop
             if isinstance(error, asyncio.CancelledError):
+                raise
+            if out_of_files(error):
                 raise
             self.failed += 1
             if isinstance(error, TimeoutError):

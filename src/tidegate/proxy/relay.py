@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from typing import Any
 
 from tidegate.config.tree import HttpConfig
 from tidegate.proxy import allocator
@@ -110,10 +111,7 @@ class Listener:
     # --- life ---------------------------------------------------------------------------------------------------
     async def start(self, host: str | None, port: int, sock: socket.socket | None) -> None:
         loop = asyncio.get_running_loop()
-
-        def accept() -> ClientConnection:
-            return ClientConnection(self)
-
+        accept: Any = lambda: ClientConnection(self)  # noqa: E731 - Any: it is no subclass of asyncio.Protocol
         if sock is not None:
             self._server = await loop.create_server(accept, sock=sock, backlog=BACKLOG)
         else:
