@@ -144,7 +144,12 @@ def advise_command(
 
 
 @sim.command("fit")
-@click.option("--url", required=True, help="An idle engine, without /v1.")
+@click.option(
+    "--url",
+    required=True,
+    metavar="URL[,URL]",
+    help="An idle engine, without /v1; those that share a host, to be measured at once.",
+)
 @click.option("--model", help="Default: the first of GET /v1/models.")
 @click.option(
     "--longest-prompt", default=4096, show_default=True, type=click.IntRange(128), help="Tokens to measure to."
@@ -164,12 +169,21 @@ def fit_command(
     seed: int,
     json_path: str | None,
 ) -> None:
-    """Measure a live engine and fit the latency model to it; give the JSON to --latency."""
+    """Measure live engines and fit the latency model to them; give the JSON to --latency."""
+    urls = [each.strip() for each in url.split(",")]
     with Bar("measurements") as show:
         seen = asyncio.run(
-            measure(url, model=model, longest_prompt=longest_prompt, vocab_size=vocab_size, seed=seed, progress=show)
+            measure(
+                urls,
+                model=model,
+                longest_prompt=longest_prompt,
+                budget_tokens=batched_tokens,
+                vocab_size=vocab_size,
+                seed=seed,
+                progress=show,
+            )
         )
-    found = fit(seen.prefills, seen.decodes, budget_tokens=batched_tokens)
+    found = fit(seen, budget_tokens=batched_tokens, engines=len(urls))
     wide_console().print(_fit_table(found))
     write_json(json_path, found)
 
@@ -237,9 +251,8 @@ def _fit_table(found: Fit) -> Table:
     table.add_column("seconds", justify="right")
     for name, value in msgspec.structs.asdict(found.latency).items():
         table.add_row(name, f"{value:.3g}")
-    table.add_row("a request's own", f"{found.request_s:.3g}")
-    table.caption = (
-        f"relative error: prefill {100 * found.prefill_error:.0f} %, decode {100 * found.decode_error:.0f} %"
-    )
+    table.add_row("a request, outside of steps", f"{found.request_s:.3g}")
+    errors = {"prefill": found.prefill_error, "prompts together": found.joined_error, "decode": found.decode_error}
+    table.caption = "relative error: " + ", ".join(f"{name} {100 * error:.0f} %" for name, error in errors.items())
     table.caption_justify = "left"
     return table

@@ -1,9 +1,10 @@
 """How long one engine step takes.
 
-A step computes a batch of tokens: chunks of prompts (prefill) and one token for each decoding sequence.
+A step computes a batch of tokens: chunks of prompts (prefill) and one token for each decoding sequence. In seconds:
 
-    t = step_s + prefill_token_s * P + attention_pair_s * A + decode_seq_s * D + kv_token_s * K      [seconds]
+    t = step_s + prompt_s R + prefill_token_s P + attention_pair_s A + decode_seq_s D + kv_token_s K
 
+    R  prompts of which this step computes a chunk: their entry into the batch, and kernels that run for each of them
     P  prompt tokens computed in this step: the matrix multiplications, linear in tokens
     A  pairs (computed token, token it attends to) of prefill chunks: attention, linear in chunk x context
     D  decoding sequences: their share of the matrix multiplications, sampling and detokenisation
@@ -23,10 +24,14 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     attention_pair_s: float
     decode_seq_s: float
     kv_token_s: float
+    prompt_s: float = 0.0
 
-    def step_time_s(self, prefill_tokens: int, attention_pairs: float, decode_seqs: int, kv_tokens: int) -> float:
+    def step_time_s(
+        self, prefill_tokens: int, attention_pairs: float, decode_seqs: int, kv_tokens: int, prompts: int = 0
+    ) -> float:
         return (
             self.step_s
+            + self.prompt_s * prompts
             + self.prefill_token_s * prefill_tokens
             + self.attention_pair_s * attention_pairs
             + self.decode_seq_s * decode_seqs

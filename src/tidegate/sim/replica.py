@@ -225,7 +225,11 @@ class Replica:
         duration_s = 0.0
         if batch.decoding or batch.prefilling:
             duration_s = self.config.latency.step_time_s(
-                batch.prefill_tokens, batch.attention_pairs, len(batch.decoding), batch.kv_tokens
+                batch.prefill_tokens,
+                batch.attention_pairs,
+                len(batch.decoding),
+                batch.kv_tokens,
+                len(batch.prefilling),
             )
         result = StepResult(duration_s, [], [], batch.preempted, batch.prefill_tokens, len(batch.decoding))
         self._complete(batch, result, now_s + duration_s)
