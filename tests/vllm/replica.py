@@ -8,7 +8,11 @@ multiples of 32, and the KV cache is in whole GiB, so `num_gpu_blocks` cuts it t
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.process import Process, free_ports
@@ -36,6 +40,15 @@ ENVIRONMENT = {
 }
 
 
+def plugin_environment(site: Path) -> dict[str, str]:
+    """The project as if it were installed beside vLLM: its sources, and the entry points that its package declares."""
+    declared = importlib.metadata.distribution("tidegate").locate_file("")
+    for info in Path(str(declared)).glob("tidegate-*.dist-info"):
+        shutil.copytree(info, site / info.name, dirs_exist_ok=True)
+    paths = (DATA, ROOT / "src", site)
+    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "VLLM_PLUGINS": "tidegate"}
+
+
 class VllmReplica:
     """Ports are chosen once: a restarted replica is found at its old address."""
 
@@ -49,8 +62,11 @@ class VllmReplica:
         max_model_len: int = 8192,
         shutdown_timeout_s: int = 0,
         served_model_name: str = "m",
+        plugin: bool = False,
         extra: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`plugin`: with tidegate's; else vLLM as it is."""
         port, events, replay = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
         self.kv_replay_endpoint = f"tcp://127.0.0.1:{replay}"
@@ -83,7 +99,8 @@ class VllmReplica:
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
         command += [f"--{flag}" for flag in flags]
-        self.process = Process([*command, *extra], log, ENVIRONMENT)
+        plugged = plugin_environment(log.with_suffix(".site")) if plugin else {}
+        self.process = Process([*command, *extra], log, {**ENVIRONMENT, **plugged, **(environment or {})})
 
     def start(self) -> None:
         self.process.start()

@@ -1,0 +1,1 @@
+"""Tidegate inside other programs, each in a package of its own."""
