@@ -68,8 +68,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="Client connections; further ones are answered 503. Checked against the limit of "
-            "open files at start.",
+            description="Client connections; further ones are answered 503. At start no more than the limit of open "
+            "files allows, at two each.",
         ),
     ] = 16_384
 

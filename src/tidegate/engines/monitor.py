@@ -196,7 +196,8 @@ class ReplicaMonitor:
             return
         now_s = self._clock.now_s()
         if isinstance(answer, Unanswered):
-            self._health.probe_failed(now_s, answer.kind, answer.error)
+            if answer.kind is not None:
+                self._health.probe_failed(now_s, answer.kind, answer.error)
         elif answer.status >= 500:
             self._health.probe_failed(now_s, "status", f"{adapter.health_path} answered {answer.status}")
         else:

@@ -3,6 +3,7 @@
 connect   refused, unreachable, no such host, or the connection broke: nothing serves there
 hang      it took the connection and did not answer in time: busy, or stuck
 status    it answered something that is not HTTP
+None      no file was left for a connection, here: it says nothing of the replica
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from yarl import URL
 
 from tidegate.engines.control import describe, read_up_to
 from tidegate.engines.health import ProbeFailure
+from tidegate.open_files import out_of_files
 
 # A scrape is compressed only at the cost of the engine's own event loop, and replicas are near.
 _HEADERS = {"accept-encoding": "identity"}
@@ -26,7 +28,7 @@ class Answer(Struct, frozen=True):
 
 
 class Unanswered(Struct, frozen=True):
-    kind: ProbeFailure
+    kind: ProbeFailure | None
     error: str
 
 
@@ -49,6 +51,8 @@ async def get(
     except TimeoutError:
         return Unanswered("hang", f"no answer within {timeout_s:g} s")
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-        return Unanswered("connect", describe(error))
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        ours = isinstance(cause, OSError) and out_of_files(cause)
+        return Unanswered(None if ours else "connect", describe(error))
     except (aiohttp.ClientError, ValueError) as error:
         return Unanswered("status", describe(error))

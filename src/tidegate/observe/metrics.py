@@ -22,6 +22,8 @@ from tidegate.observe.recorder import Recorder
 from tidegate.proxy.relay import Listener
 from tidegate.types import Advice, PoolView
 
+STARVED_ALARM_S = 60.0  # the alarm outlives the last failure by this: longer than a scrape of the metrics
+
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Sample: TypeAlias = tuple[tuple[str, ...], float | Histogram | None]  # label values, value; None: unknown, left out
 
@@ -39,6 +41,14 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     recorder: Recorder | None
     listener: Listener
     passing: int  # requests under way that cost no KV and were not admitted
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """The decision core's, and those of what only the shell knows."""
+        pool = self.listener.pool
+        if pool.starved_s is None or pool.now_s - pool.starved_s > STARVED_ALARM_S:
+            return self.view.alarms
+        return (*self.view.alarms, f"open_files: {pool.starved} connections to replicas had to wait for one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,7 @@ def _states(s: Snapshot) -> Iterator[Sample]:
 
 def _alarms(s: Snapshot) -> Iterator[Sample]:
     """An alarm's text begins with its name; the rest names the replica and the numbers."""
-    names = [alarm.partition(":")[0].partition(" ")[0] for alarm in s.view.alarms]
+    names = [alarm.partition(":")[0].partition(" ")[0] for alarm in s.alarms]
     return (((name,), float(names.count(name))) for name in sorted(set(names)))
 
 
@@ -266,6 +276,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("tidegate_replica_aborted_replies_total", "counter", _REPLICA,
            "Generations that it ended with an abort after some text; passed on, never counted as completed.",
            "Expected with a pause or abort call; else look at its log.", _counted("aborted_replies")),
+    Metric("tidegate_open_files_exhausted_total", "counter", (),
+           "Connections to replicas that had to wait, because this process had no open file left for them.",
+           "Above 0: raise the limit of open files (ulimit -n), or lower http.max_connections.",
+           _one(lambda s: float(s.listener.pool.starved))),
     Metric("tidegate_replica_implausible_usages_total", "counter", _REPLICA,
            "Replies whose token counts cannot be: negative, absurd, or more cached than the prompt has. They were "
            "estimated instead.", "Above 0: a fault of the engine, or of a proxy before it.",

@@ -6,18 +6,20 @@ import asyncio
 import signal
 
 import structlog
+from msgspec.structs import replace
 
 from tidegate import __version__
 from tidegate.config.tree import Config
+from tidegate.open_files import ensure_open_files
 from tidegate.server.gate import Gate
-from tidegate.server.limits import ensure_open_files
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
 
 async def run(config: Config) -> None:
     """Until SIGTERM or SIGINT, then drains; a second signal ends it at once. SIGHUP reopens the decision log."""
-    ensure_open_files(config.http.max_connections)
+    fit = ensure_open_files(config.http.max_connections)
+    config = replace(config, http=replace(config.http, max_connections=fit))  # more would be cut without an answer
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with Gate(config) as gate:

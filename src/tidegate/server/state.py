@@ -35,7 +35,7 @@ def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str
         "leaving": [replica for replica in replicas if "health" not in replica],  # removed; their sessions are not over
         "classes": {name: msgspec.to_builtins(klass) for name, klass in view.classes.items()},
         "advice": msgspec.to_builtins(snapshot.advice),
-        "alarms": list(view.alarms),
+        "alarms": list(snapshot.alarms),
         "estimates": estimates,
         "holds": sorted(holds, key=lambda hold: -hold["waited_s"])[:HOLDS_SHOWN],
         "record": _record(snapshot),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import shutil
 import socket
 import ssl
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -167,3 +170,51 @@ async def test_replicas_over_tls(bench, handler_type, tmp_path, monkeypatch) -> 
         client.send(GET)
         assert (await client.reply()).status == (200 if trusted else 502)
     server.close()
+
+
+@pytest.fixture
+def no_file_left() -> Iterator[Callable[[bool], None]]:
+    """Switches it on and off for this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def switch(on: bool) -> None:
+        limit = soft
+        if on:
+            limit = os.dup(0)  # the lowest number that is free
+            os.close(limit)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+    yield switch
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_connection_that_no_file_is_left_for_waits_and_is_nobodys_failure(
+    bench, handler_type, no_file_left: Callable[[bool], None]
+) -> None:
+    handler = handler_type((await bench.echo()).url)
+    listener = await bench.gate(handler)
+    client = await bench.client(listener)
+    no_file_left(True)
+    client.send(GET)
+    async with asyncio.timeout(10):
+        while listener.pool.starved < 3:  # noqa: ASYNC110 - the pool tells nobody
+            await asyncio.sleep(0.01)
+    no_file_left(False)
+    assert (await client.reply()).status == 200
+    assert handler.returns == []
+    assert listener.pool.failed == 0
+
+
+async def test_a_client_that_leaves_ends_the_wait_for_a_file(
+    bench, handler_type, no_file_left: Callable[[bool], None]
+) -> None:
+    handler = handler_type((await bench.echo()).url)
+    listener = await bench.gate(handler)
+    client = await bench.client(listener)
+    no_file_left(True)
+    client.send(GET)
+    await handler.until(lambda: handler.opened_ids)
+    await client.close()
+    await handler.until(lambda: handler.ends)
+    no_file_left(False)
+    assert handler.ends == [("aborted", None)]

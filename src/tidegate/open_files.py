@@ -1,8 +1,11 @@
-"""Open files: each client connection may need one to a replica too, so twice http.max_connections and some."""
+"""Open files: each client connection may need one to a replica too. What fails for want of them is this process's own
+limit, and says nothing of the peer."""
 
 from __future__ import annotations
 
+import errno
 import resource
+import socket
 
 import structlog
 
@@ -10,9 +13,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
 SPARE_FILES = 256  # listeners, logs, scrapes, KV event sockets
 
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
 
 def ensure_open_files(max_connections: int) -> int:
-    """Raises the soft limit as far as needed and allowed. The number of connections that fit; a warning if fewer."""
+    """Raises the soft limit as far as needed and allowed. The number of client connections that fit, at most what was
+    asked for; a warning if fewer."""
     needed = 2 * max_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -33,3 +39,15 @@ def ensure_open_files(max_connections: int) -> int:
         remedy=f"ulimit -n {needed}, or --http-max-connections {fit}",
     )
     return fit
+
+
+def out_of_files(error: OSError) -> bool:
+    """Whether connecting failed here, before it reached anybody. A name that cannot be resolved may hide it: the
+    resolver needs files of its own, and says that the name is not known."""
+    if isinstance(error, socket.gaierror):
+        try:
+            socket.socket().close()
+        except OSError as cause:
+            return cause.errno in _OURS
+        return False
+    return error.errno in _OURS
