@@ -22,10 +22,9 @@ from typing import Any
 import structlog
 
 from tidegate.clock import Clock
-from tidegate.errors import AdmissionError, ReplicaError, RequestError, TidegateError
+from tidegate.errors import ReplicaError, RequestError, TidegateError
 from tidegate.observe.counters import Counters
 from tidegate.observe.recorder import Recorder
-from tidegate.policy.reasons import REJECT
 from tidegate.policy.scheduler import Scheduler
 from tidegate.proxy.identity import INFERENCE_PATHS, Identifier
 from tidegate.proxy.paths import normalised
@@ -36,6 +35,7 @@ from tidegate.proxy.usage import UsageMeter
 from tidegate.server.entry import Entry
 from tidegate.server.passing import Passing
 from tidegate.server.prefix import chunk_bytes, chunk_hashes
+from tidegate.server.refusals import aborted, not_admitted, shutting_down
 from tidegate.server.replicas import Replicas
 from tidegate.types import (
     AnyEvent,
@@ -54,8 +54,6 @@ from tidegate.types import (
 )
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate.driver")
-
-_OVERLOAD = 429  # the status of `overloaded`: clients that asked for it back off by themselves
 
 Router = Callable[[RequestHead], AsgiApp | None]
 
@@ -137,11 +135,11 @@ class Driver:
     def refuse_all(self) -> int:
         """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
         self.draining = True
-        return self._turn_away_held(_shutting_down)
+        return self._turn_away_held(shutting_down)
 
     def abort_held(self) -> int:
         """Somebody aborts all requests: those that wait here are among them."""
-        return self._turn_away_held(_aborted)
+        return self._turn_away_held(aborted)
 
     def _turn_away_held(self, why: Callable[[], TidegateError]) -> int:
         held = self.held()
@@ -178,7 +176,7 @@ class Driver:
     def opened(self, exchange: Exchange, body: bytes | None) -> None:
         head = exchange.head
         if self.draining:
-            self._refuse(exchange, _shutting_down())
+            self._refuse(exchange, shutting_down())
             return
         if head.path not in INFERENCE_PATHS or head.method != "POST":
             self.passing.opened(exchange)
@@ -334,14 +332,14 @@ class Driver:
             return
         if self.draining:  # its replica failed meanwhile, and nobody will place it again in time
             del self._entries[decision.request]
-            self._turn_away(entry, _shutting_down())
+            self._turn_away(entry, shutting_down())
         else:
             entry.hold_reason = decision.reason
 
     def _reject(self, decision: Reject) -> None:
         entry = self._entries.pop(decision.request, None)
         if entry is not None:
-            self._refuse(entry.exchange, admission_error(decision))
+            self._refuse(entry.exchange, not_admitted(decision))
 
     def _session_ended(self, decision: Ended) -> None:
         self.counters.ended[decision.cause] += 1
@@ -377,22 +375,3 @@ class Driver:
 
     def held(self) -> Sequence[Entry]:
         return [entry for entry in self._entries.values() if entry.hold_reason is not None]
-
-
-def admission_error(decision: Reject) -> AdmissionError:
-    meaning = REJECT.get(decision.reason, decision.reason)
-    return AdmissionError(
-        f"not admitted: {meaning}",
-        reason=decision.reason,
-        status=_OVERLOAD if decision.reason == "overloaded" else 503,
-        retry_after_s=decision.retry_after_s,
-    )
-
-
-def _shutting_down() -> AdmissionError:
-    return AdmissionError("the gate is shutting down", reason="shutting_down", retry_after_s=1.0)
-
-
-def _aborted() -> RequestError:
-    """499, as for a call that was cancelled: client libraries repeat 409, 429 and 5xx, and would be held again."""
-    return RequestError("aborted while it was held", reason="aborted", status=499)
