@@ -118,7 +118,8 @@ async def test_a_demoted_session_goes_before_an_older_one_and_a_protected_one_af
     await engine.order("demote", "paused")
     assert (await engine.sessions())["paused"]["demoted"]
     await engine.order("protect", "oldest")
-    await engine.turn("new", token_ids(7000, "new"))  # more than was free and than the demoted one leaves
+    for session, tokens in (("new", 7000), ("newer", 2500)):  # more than was free and than the demoted one leaves
+        await engine.turn(session, token_ids(tokens, session))
     resident = {name: entry["blocks"] for name, entry in (await engine.sessions()).items()}
     assert "paused" not in resident
     assert resident["oldest"] == 4032 // BLOCK_TOKENS

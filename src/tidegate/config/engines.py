@@ -118,6 +118,21 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
             "requests takes as long as they do.",
         ),
     ] = 600.0
+    plugin: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto: tell engines that have tidegate's plugin which sessions ended, pause and go on, so that "
+            "they evict in that order; see docs/vllm-plugin.md."
+        ),
+    ] = "auto"
+    plugin_timeout_s: Annotated[
+        float,
+        Meta(gt=0, description="For a call to an engine's plugin; it waits for the step under way, no request for it."),
+    ] = 5.0
+    plugin_key_file: Annotated[
+        str | None,
+        Meta(description="A file with the API key for these calls, for engines that were started with --api-key."),
+    ] = None
     connect_timeout_s: Annotated[float, Meta(gt=0, description="To open a connection for a probe or a call.")] = 3.0
     keep_alive_s: Annotated[
         float, Meta(gt=0, description="An idle connection of these calls is closed: below vLLM's own 5 s.")

@@ -17,10 +17,11 @@ from prometheus_client.registry import Collector
 
 from tidegate.engines.health import State
 from tidegate.engines.monitor import MonitorView
+from tidegate.engines.plugin import PluginView, Tally
 from tidegate.observe.counters import MAX_CLASSES, OTHER_CLASSES, ClassCounters, Counters, Histogram
 from tidegate.observe.recorder import Recorder
 from tidegate.proxy.relay import Listener
-from tidegate.types import Advice, PoolView
+from tidegate.types import Advice, PoolView, ReplicaId
 
 STARVED_ALARM_S = 60.0  # the alarm outlives the last failure by this: longer than a scrape of the metrics
 
@@ -38,6 +39,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     advice: Advice
     counters: Counters
     monitors: tuple[MonitorView, ...]
+    plugins: Mapping[ReplicaId, PluginView] = {}
+    plugin_tally: Tally = Tally()
     recorder: Recorder | None
     listener: Listener
     passing: int  # requests under way that cost no KV and were not admitted
@@ -99,6 +102,11 @@ def _counted(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
             yield (key if isinstance(key, tuple) else (key,)), value
 
     return read
+
+
+def _tallied(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
+    """A Counter of the plugins' `Tally`."""
+    return lambda s: iter(list(getattr(s.plugin_tally, field).items()))
 
 
 def _class_counted(value: Callable[[ClassCounters], float | Histogram]) -> Callable[[Snapshot], Iterator[Sample]]:
@@ -286,6 +294,19 @@ METRICS: tuple[Metric, ...] = (
            _counted("implausible_usages")),
     Metric("tidegate_replica_resets_total", "counter", ("replica", "reason"), "Times its caches were lost.",
            "restart without a deployment: it crashes.", _counted("resets")),
+    Metric("tidegate_plugin_used", "gauge", ("replica", "reason"),
+           "1 if the engine's plugin is told of sessions, 0 with the reason why not.",
+           "protocol, off_in_engine, unauthorized: see docs/vllm-plugin.md; absent: it is not installed there.",
+           lambda s: (((url, view.reason), float(view.used)) for url, view in s.plugins.items())),
+    Metric("tidegate_plugin_sessions_total", "counter", ("replica", "hint"),
+           "Sessions that an engine's plugin was told of: release, demote, protect.", "-", _tallied("sessions")),
+    Metric("tidegate_plugin_moved_blocks_total", "counter", ("replica", "hint"),
+           "Cached KV blocks whose turn to be evicted this changed.",
+           "0 while sessions are released: the engine knows them by another id, or not at all.",
+           _tallied("moved_blocks")),
+    Metric("tidegate_plugin_failures_total", "counter", ("replica", "reason"),
+           "Sessions that an engine's plugin should have been told of: unanswered, status_<code>, queue_full.",
+           "Rising: its steps take longer than engines.plugin_timeout_s, or it is overloaded.", _tallied("failures")),
     # --- the gate itself
     Metric("tidegate_record_written_total", "counter", (), "Lines of the decision log.", "-", _recorder("written")),
     Metric("tidegate_record_dropped_total", "counter", (), "Lines that the disk was too slow for.",

@@ -76,6 +76,7 @@ class Driver:
         self.recorder = recorder
         self.replicas: Replicas  # set by whoever puts the parts together; both need each other
         self.passing: Passing
+        self.told: Callable[[AnyEvent, Sequence[Any]], None] = lambda event, decisions: None  # of all that happens
         self.router: Router = lambda head: None
         self.draining = False
         self._aborts_called_s = float("-inf")  # when somebody last aborted requests through the gate
@@ -102,6 +103,7 @@ class Driver:
         for decision in decisions:
             self._event_s = event.at_s
             self._carry[type(decision)](decision)
+        self.told(event, decisions)
 
     def tick(self) -> None:
         self.handle(Tick(at_s=self.now_s()))

@@ -42,6 +42,7 @@ from tidegate.server.mixture import MixtureApi
 from tidegate.server.passing import Passing
 from tidegate.server.pausing import Pausing
 from tidegate.server.replicas import Replicas
+from tidegate.server.retention import Retention, plugin_headers
 from tidegate.server.sessions import SessionsApi
 from tidegate.server.workers import WorkersApi
 
@@ -55,6 +56,7 @@ class Gate:
         self.listener: Listener
         self.driver: Driver
         self.replicas: Replicas
+        self.retention: Retention
         self.pausing: Pausing
         self.advisor: Advisor
         self.registry: CollectorRegistry
@@ -111,6 +113,9 @@ class Gate:
         self.replicas = driver.replicas = Replicas(engines, driver.observed, self.clock, client)
         stack.push_async_callback(self.replicas.close)
         driver.passing = Passing(self.replicas.answering, driver.home, driver.counters, config.server.max_attempts)
+        self.retention = Retention(engines, client, plugin_headers(engines))
+        stack.push_async_callback(self.retention.close)
+        driver.told = self.retention.told
         self.pausing = Pausing(self.replicas, driver.handle, self.clock)
         self.registry = registry(self.snapshot)
         routes = self._routes(scheduler, identifier)
@@ -144,7 +149,7 @@ class Gate:
             max_body_bytes=self.config.http.max_body_bytes,
         )
         status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state, self.advisor.look)
-        workers = WorkersApi(self.replicas, scheduler, clock)
+        workers = WorkersApi(self.replicas, self.retention, scheduler, clock)
         mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
         apis = (status, sessions, workers, mixture, control)
         return Routes([route for api in apis for route in api.routes()], driver.count_fault)
@@ -216,6 +221,8 @@ class Gate:
             advice=self.advisor.look(),
             counters=driver.counters,
             monitors=self.replicas.views(),
+            plugins=self.retention.views(),
+            plugin_tally=self.retention.tally,
             recorder=self._recorder,
             listener=self.listener,
             passing=driver.passing.under_way,

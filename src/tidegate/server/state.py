@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tidegate import __version__
+from tidegate.engines.plugin import SWITCHED_OFF
 from tidegate.observe.metrics import Snapshot
 from tidegate.types import PoolView
 
@@ -54,6 +55,7 @@ def _replicas(snapshot: Snapshot) -> list[dict[str, Any]]:
                 key: health[key]
                 for key in ("state", "reason", "since_s", "last_error", "engine", "engine_paused", "sample_age_s")
             }
+            replica["plugin"] = msgspec.to_builtins(snapshot.plugins.get(view.url, SWITCHED_OFF))
         replicas.append(replica)
     return replicas
 

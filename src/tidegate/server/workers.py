@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,6 +28,7 @@ from tidegate.errors import RequestError
 from tidegate.policy.scheduler import Scheduler
 from tidegate.server.answers import answer, read_fields, text_field
 from tidegate.server.replicas import FIRST_PROBE_S, Replicas
+from tidegate.server.retention import Retention
 from tidegate.types import ReplicaId
 
 
@@ -36,8 +38,9 @@ class UnknownWorker(RequestError):
 
 
 class WorkersApi:
-    def __init__(self, replicas: Replicas, scheduler: Scheduler, clock: Clock) -> None:
+    def __init__(self, replicas: Replicas, retention: Retention, scheduler: Scheduler, clock: Clock) -> None:
         self._replicas = replicas
+        self._retention = retention
         self._scheduler = scheduler
         self._clock = clock
 
@@ -113,6 +116,7 @@ class WorkersApi:
             "state": view.state,
             "reason": view.reason,
             "engine": view.engine,
+            "plugin": msgspec.to_builtins(self._retention.view(url)),
             "error": None if view.state.usable else view.last_error,
         }
 
