@@ -69,6 +69,7 @@ class PausingMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.requests = 0
         self.generated = dict.fromkeys(URLS, 0)
+        self.computed = dict.fromkeys(URLS, 0)
         self.rollouts: dict[str, Rollout] = {}
         self.where: dict[int, str] = {}  # running request -> replica
         self.waiting: set[int] = set()
@@ -185,12 +186,14 @@ class PausingMachine(RuleBasedStateMachine):
         for url in URLS:
             running = sum(replica == url for replica in self.where.values())
             self.generated[url] += running * int(by_s * 3)
+            self.computed[url] += running * int(by_s * 1_000)
             self.send(
                 ReplicaSample(
                     at_s=self.now_s,
                     replica=url,
                     running=running if counted else None,
                     generation_tokens_total=self.generated[url] if counted else None,
+                    prompt_tokens_total=self.computed[url] if counted else None,
                 )
             )
         self.send(Tick(at_s=self.now_s))
@@ -237,7 +240,10 @@ class PausingMachine(RuleBasedStateMachine):
             replica = ledger.slots[slot]
             mine = [s for s in live if s.replica is replica]
             assert len(working_set.order) == len(mine)
-            idle = sum(max(s.tokens, c.asked) - c.shared for s in mine if not (c := self.policy.claims[s]).growing)
+            claims = {s: self.policy.claims[s] for s in mine}
+            assert working_set.dormant == sum(c.dormant for c in claims.values())
+            assert not any(s.running or s.waiting for s, c in claims.items() if c.dormant)
+            idle = sum(max(s.tokens, c.asked) - c.shared for s, c in claims.items() if not c.growing and not c.dormant)
             total = working_set.order.total
             assert (total[0], total[2]) == (idle, sum(len(self.policy.claims[s].growing) for s in mine))
             assert total[2] == sum(s.running for s in mine)
@@ -246,7 +252,8 @@ class PausingMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_fits_is_let_go(self) -> None:
-        """No paused session waits though the sum up to it fits beside what newer sessions' running requests pin."""
+        """No paused session waits though the sum up to it fits beside what newer sessions' running requests pin, or
+        though nobody older claims anything."""
         if not hasattr(self, "scheduler") or self.capacity is None:
             return
         policy = self.policy
@@ -256,6 +263,7 @@ class PausingMachine(RuleBasedStateMachine):
                 working_set = policy.set_of(session.replica)
                 claimed = working_set.claimed_up_to(session, self.now_s)
                 claimed += working_set.pinned_after(session, self.now_s)
+                assert not working_set.claims_first(session)
                 assert claimed > policy.own.resident_fraction * self.capacity
 
     def teardown(self) -> None:
@@ -280,6 +288,7 @@ class PausingMachine(RuleBasedStateMachine):
             assert working_set.order.total == (0, 0, 0)
             assert working_set.claimed_tokens(self.now_s) == 0
             assert working_set.longest_admitted() is None
+            assert not working_set.dormant
 
 
 PausingMachine.TestCase.settings = settings(

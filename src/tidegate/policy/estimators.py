@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Final
@@ -287,6 +288,13 @@ class IdleGaps:
     @property
     def samples(self) -> int:
         return self._total
+
+    def bins(self) -> Iterator[tuple[float, int]]:
+        """Upper edge [s] and gaps, from the shortest; empty at first."""
+        upper_s = self.FIRST_S
+        for count in self._counts:
+            yield upper_s, count
+            upper_s *= self.RATIO
 
     def ttl_s(self, idle_sessions: int) -> float:
         params = self._params

@@ -6,40 +6,39 @@ Thrashing is Denning's problem and has Denning's answer. On each replica, with C
                 with what running requests of newer sessions pin until they end
     continue    requests of resident sessions pass. A continuation of a newer one is held at its turn boundary (paused)
                 until it fits; a session is never stopped in the middle of a generation. The oldest always passes, and
-                so does one that has waited for `pause_limit_s`: there is no deadlock, and every wait is bounded
+                so does one that has waited for `pause_limit_s`: no deadlock, and every wait is bounded
     enter       while what the live sessions are expected to hold, the newcomer included, fits in alpha C at every
                 horizon (working_set_forecast.py), and they are no more than alpha C over their mean claim: without the
-                cap, a young cohort is followed by a pause of all admissions when it is grown. Both are means, without
-                a margin for their error, which is what pausing is for. An empty replica takes one always
+                cap, a young cohort is followed by a pause of all admissions when it is grown. Both are means without
+                a margin, which is what pausing is for. An empty replica takes one always
+    doze        a session idle for longer than its KV is worth (working_set_idle.py) claims nothing until it comes back;
+                then it claims again in its old rank
     move        a session that has been paused for longer than its prompt takes to compute goes to a replica that has
                 room for it: waiting costs more by then than its KV is worth
 
-Claims and their sums are in working_set_replica.py. Growth beyond theta pauses the newest sessions, whose lost KV is
-the smallest. Room that comes free is offered to paused sessions first, oldest first, one try more than fit; then to new
-ones, first come first served over all classes.
+Claims and their sums: working_set_replica.py. Growth beyond theta pauses the newest, whose lost KV is the smallest. Room
+that comes free is offered to paused sessions, oldest first, then to new ones, first come first served over all classes.
 
-A session on a replica of unknown capacity or stale state is never paused; new ones enter there up to a small fixed
-number.
+On a replica of unknown capacity or stale state nobody is paused; new ones enter there up to a small fixed number.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterator
+from math import inf
 from typing import Final
 
 from tidegate.policy.base import NO_REPLICA, Choice, Sticky
-from tidegate.policy.control import prior_footprint_tokens
 from tidegate.policy.entities import LIVE, Replica, Request, Session
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
-from tidegate.policy.placement import members
 from tidegate.policy.working_set_forecast import Held, Outlook
+from tidegate.policy.working_set_idle import Patience
+from tidegate.policy.working_set_learned import LearnedClaims
 from tidegate.policy.working_set_replica import Claim, WorkingSet
+from tidegate.policy.working_set_views import estimates, session_limit
 from tidegate.types import ReplicaSample, RequestEnded
 
-# First prompts of a class remembered for what they found cached: the least of them is what all share.
-SHARED_SAMPLES: Final = 8
 TOLD_TOKENS: Final = 128  # unseen growth worth telling, and more than a request can have waited for its prefill
 
 
@@ -53,8 +52,8 @@ class WorkingSetPolicy(Sticky):
         self.claims: dict[Session, Claim] = {}
         self.outlook = Outlook(ledger.classes)
         self._admitted = 0  # ranks given
-        self._mean_claim_tokens = 1.0  # 1: nothing known, no cap
-        self._found: dict[Hashable, deque[int]] = {}  # by class: cached tokens of first prompts
+        self.learned = LearnedClaims(ledger, params)
+        self.patience = Patience()
         self._closed: list[int] = []  # by class: replicas found closed since they last had room freed
         self._why: list[Choice] = []
         self._next_slot = 0
@@ -102,7 +101,7 @@ class WorkingSetPolicy(Sticky):
     def _try(self, slot: int, request: Request, newcomer: list[float]) -> tuple[int, Choice]:
         ledger = self.ledger
         replica = ledger.at(slot)
-        live = len(replica.live)
+        live = len(replica.live) - self.set_of(replica).dormant
         capacity = replica.capacity_tokens
         stale = ledger.stale(replica, ledger.now_s)
         if capacity is None or stale:
@@ -111,7 +110,7 @@ class WorkingSetPolicy(Sticky):
             reason = "capacity_unknown" if capacity is None else "stale_state"
             return slot, Choice(replica, "admitted", inputs) if live < cap else Choice(None, reason, inputs)
         room = self.own.admit_fraction * capacity
-        cap = max(1, int(room / self._mean_claim_tokens))
+        cap = max(1, int(room / self.learned.mean_tokens))
         if live >= cap:
             return slot, Choice(None, "replica_cap", {"sessions": live, "cap": cap})
         needed = self._needed(replica, request, newcomer)
@@ -121,10 +120,7 @@ class WorkingSetPolicy(Sticky):
         return slot, Choice(replica, "admitted", inputs)
 
     def session_limit(self) -> int | None:
-        each = self._mean_claim_tokens if self._mean_claim_tokens > 1.0 else self._prior_tokens()
-        usable = [self.ledger.at(slot) for slot in members(self.ledger.usable)]
-        room = {r: max(1, int(self.own.admit_fraction * (r.capacity_tokens or 0) / each)) for r in usable}
-        return sum(self.narrowed(replica, sessions) for replica, sessions in room.items())
+        return session_limit(self)
 
     def _needed(self, replica: Replica, request: Request, newcomer: list[float]) -> float:
         """Tokens that the replica is expected to hold with the newcomer, now or at the worst horizon."""
@@ -146,6 +142,8 @@ class WorkingSetPolicy(Sticky):
         working_set = self.set_of(replica)
         claim.growing.pop(request.id, None)  # the replica gave it back
         claim.asked = max(claim.asked, request.prompt_tokens)
+        if claim.dormant:
+            self._wake(session, claim, working_set)
         working_set.update(session, claim)
         if self._passes(request, session, replica, working_set):
             return replica
@@ -154,13 +152,20 @@ class WorkingSetPolicy(Sticky):
     def _passes(self, request: Request, session: Session, replica: Replica, working_set: WorkingSet) -> bool:
         ledger = self.ledger
         now_s = ledger.now_s
-        if replica.capacity_tokens is None or session.running or working_set.order.oldest() is session:
+        if replica.capacity_tokens is None or session.running or working_set.claims_first(session):
             return True
         limit = self.own.resident_fraction * replica.capacity_tokens
         claimed = working_set.claimed_up_to(session, now_s) + working_set.pinned_after(session, now_s)
         if claimed <= limit or now_s - request.arrived_s >= self.own.pause_limit_s:
             return True
         return ledger.stale(replica, now_s)
+
+    def _wake(self, session: Session, claim: Claim, working_set: WorkingSet) -> None:
+        working_set.wake(claim)
+        context = max(session.tokens, claim.asked)
+        self.outlook.add(
+            claim.slot, self.outlook.one(Held(session.klass, context, context - claim.shared, session.expected_tokens))
+        )
 
     def _pause(self, request: Request, claim: Claim, working_set: WorkingSet) -> str:
         if not request.held:
@@ -212,6 +217,8 @@ class WorkingSetPolicy(Sticky):
             return
         claim = self.claims.get(session)
         working_set = self.set_of(replica)
+        if claim is not None and claim.dormant:
+            self._wake(session, claim, self.sets[claim.slot])
         if claim is None:
             self._admitted += 1
             claim = self.claims[session] = Claim(self._admitted, replica.slot, _key(session))
@@ -270,9 +277,7 @@ class WorkingSetPolicy(Sticky):
         if not cached:
             return
         if session.group is None:
-            found = self._found.setdefault(claim.key, deque(maxlen=SHARED_SAMPLES))
-            found.append(cached)
-            cached = min(found)
+            cached = self.learned.shared_tokens(claim.key, cached)
         working_set.share(session, claim, cached)
 
     def ended(self, session: Session) -> None:
@@ -316,7 +321,7 @@ class WorkingSetPolicy(Sticky):
     def replica_added(self, replica: Replica) -> None:
         if not len(self.set_of(replica).order):  # the slot's last replica may have been another one
             self.sets[replica.slot] = WorkingSet(self.ledger.now_s)
-        self.outlook.prior_tokens = self._prior_tokens()
+        self.outlook.prior_tokens = self.learned.prior_tokens()
         self._rebuild(replica)
         self._reopen(replica.bit)
 
@@ -326,30 +331,12 @@ class WorkingSetPolicy(Sticky):
         working_set.freed = True
         self._reopen(replica.bit)
 
-    def _learn_mean_claim(self) -> None:
-        """kbar less what is shared, averaged over the unfinished sessions."""
-        doubted = prior_footprint_tokens(self.ledger)  # what kbar was blended with, in doubt
-        sessions = tokens = 0.0
-        for klass in self.ledger.classes:
-            if klass.demand:
-                doubt = klass.profile.doubt
-                observed = klass.profile.footprint_tokens - doubt * doubted
-                kbar = observed + doubt * self.outlook.prior_tokens
-                sessions += klass.demand
-                tokens += klass.demand * max(1.0, kbar - min(self._found.get(klass.name, (0,))))
-        self._mean_claim_tokens = tokens / sessions if sessions else 1.0
-
-    def _prior_tokens(self) -> float:
-        """Of a class of which nothing is known."""
-        known = [r.capacity_tokens for r in self.ledger.replicas.values() if r.capacity_tokens and not r.removed]
-        most = float(self.params.estimators.footprint_prior_tokens)
-        return min(most, self.own.prior_fraction * sum(known) / len(known)) if known else most
-
     # --- the control step --------------------------------------------------------------------------------------
     def tick(self) -> None:
-        self.outlook.prior_tokens = self._prior_tokens()
+        self.outlook.prior_tokens = self.learned.prior_tokens()
         self.outlook.step()
-        self._learn_mean_claim()
+        self.learned.step()
+        self.patience.step()
         slots = self.ledger.slots
         left = self.params.occupancy.sessions_per_step
         for _ in range(len(slots)):
@@ -370,9 +357,14 @@ class WorkingSetPolicy(Sticky):
         ledger = self.ledger
         working_set = self.set_of(replica)
         clock = int(working_set.clock.at(ledger.now_s))
+        refill_s = _refill_s(replica)
         for session in replica.live:
             claim = self.claims.get(session)
             if claim is None or claim.slot != replica.slot:
+                continue
+            if not session.running and not session.waiting and not claim.dormant:
+                if ledger.now_r - session.last_active_r > self.patience.of(session.klass, refill_s):
+                    working_set.doze(session, claim)
                 continue
             for request_id, since in claim.growing.items():
                 if clock - since >= TOLD_TOKENS:
@@ -389,26 +381,18 @@ class WorkingSetPolicy(Sticky):
         now_s = self.ledger.now_s
         for session in replica.live:
             claim = self.claims.get(session)
-            if claim is not None and claim.slot == replica.slot:
+            if claim is not None and claim.slot == replica.slot and not claim.dormant:
                 tokens, charge = working_set.claim_tokens(session, claim, now_s)
                 yield Held(session.klass, tokens, charge, session.expected_tokens)
 
-    # --- views -------------------------------------------------------------------------------------------------
     def estimates(self) -> dict[str, object]:
-        return {self.ledger.at(slot).url: self._replica_estimates(slot) for slot in members(self.ledger.usable)}
+        return estimates(self)
 
-    def _replica_estimates(self, slot: int) -> dict[str, object]:
-        replica = self.ledger.at(slot)
-        working_set = self.set_of(replica)
-        capacity = replica.capacity_tokens or 0
-        return {
-            "claimed_tokens": working_set.claimed_tokens(self.ledger.now_s),
-            "resident_limit_tokens": self.own.resident_fraction * capacity,
-            "admit_limit_tokens": self.own.admit_fraction * capacity,
-            "expected_tokens": list(self.outlook.means(slot)),
-            "decode_tokens_per_s": working_set.clock.rate,
-            "paused": sum(request.held for _, _, request in working_set.paused),
-        }
+
+def _refill_s(replica: Replica) -> float:
+    """The time in which it computes its whole cache; inf while that is not known."""
+    capacity = replica.capacity_tokens
+    return capacity / replica.prefill_rate if capacity and replica.prefill_rate else inf
 
 
 def _key(session: Session) -> Hashable:

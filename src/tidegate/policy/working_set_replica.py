@@ -16,19 +16,20 @@ from collections.abc import Hashable
 
 from tidegate.policy.entities import Request, Session
 from tidegate.policy.working_set_clock import DecodeClock
-from tidegate.policy.working_set_order import AdmissionOrder, Row
+from tidegate.policy.working_set_order import ZERO, AdmissionOrder, Row
 
 
 class Claim:
     """What one session holds on its replica."""
 
-    __slots__ = ("asked", "growing", "key", "rank", "shared", "slot")
+    __slots__ = ("asked", "dormant", "growing", "key", "rank", "shared", "slot")
 
     def __init__(self, rank: int, slot: int, key: Hashable) -> None:
         self.rank = rank
         self.slot = slot
         self.key = key  # whom it shares a prefix with
         self.shared = 0
+        self.dormant = False  # idle for so long that it claims nothing
         self.asked = 0  # the prompt that it wants to go on with
         self.growing: dict[int, int] = {}  # running request -> the clock when its tokens were last known
 
@@ -49,11 +50,12 @@ class Prefix:
 
 
 class WorkingSet:
-    __slots__ = ("_copies_tokens", "_prefixes", "clock", "freed", "order", "paused")
+    __slots__ = ("_copies_tokens", "_prefixes", "clock", "dormant", "freed", "order", "paused")
 
     def __init__(self, now_s: float) -> None:
         self.order = AdmissionOrder()
         self.clock = DecodeClock(now_s)
+        self.dormant = 0  # sessions
         self.freed = False  # a paused session may fit since the last look
         self.paused: list[tuple[int, int, Request]] = []  # heap by rank; may hold requests that wait no more
         self._prefixes: dict[Hashable, Prefix] = {}
@@ -67,6 +69,10 @@ class WorkingSet:
     def claimed_up_to(self, session: Session, now_s: float) -> int:
         """By the session and those admitted before it."""
         return self._sum(self.order.older(session), now_s)
+
+    def claims_first(self, session: Session) -> bool:
+        """Nobody admitted before it claims anything."""
+        return self.order.older(session) == self.order.row(session)
 
     def pinned_after(self, session: Session, now_s: float) -> int:
         """By running requests of sessions admitted after it."""
@@ -92,8 +98,21 @@ class WorkingSet:
 
     def remove(self, session: Session, claim: Claim) -> None:
         self.order.remove(session)
+        self.wake(claim)
         self._charge_prefix(claim, -1)
         self.freed = True
+
+    def doze(self, session: Session, claim: Claim) -> None:
+        claim.dormant = True
+        self.dormant += 1
+        self.update(session, claim)
+        self.freed = True
+
+    def wake(self, claim: Claim) -> None:
+        """To be updated after."""
+        if claim.dormant:
+            claim.dormant = False
+            self.dormant -= 1
 
     def share(self, session: Session, claim: Claim, tokens: int) -> None:
         """Its first prompt found this much of somebody else's."""
@@ -137,4 +156,6 @@ class WorkingSet:
 def _row(session: Session, claim: Claim) -> Row:
     tokens = max(session.tokens, claim.asked) - claim.shared
     growing = claim.growing
+    if claim.dormant:
+        return ZERO
     return (0, tokens - sum(growing.values()), len(growing)) if growing else (tokens, 0, 0)

@@ -119,6 +119,12 @@ def _small_kv() -> Scenario:
     )
 
 
+def _slow_tools() -> Scenario:
+    options = WorkloadOptions(context_tokens=_CONTEXT_TOKENS, tool_time_factor=8.0)
+    about = "with tools eight times slower: gaps of up to two minutes, its KV computed many times computes its KV many times"
+    return _like_steady("slow-tools", about, options=options)
+
+
 def _heterogeneous() -> Scenario:
     large = _h100_8b(_CONTEXT_TOKENS)
     small = msgspec.structs.replace(large, num_blocks=large.num_blocks // 4)
@@ -260,6 +266,7 @@ _ALL: tuple[Callable[[], Scenario], ...] = (
     _unlabelled,
     _silent_ends,
     _small_kv,
+    _slow_tools,
     _heterogeneous,
     _replica_loss,
     _cpu_tier,
