@@ -16,8 +16,8 @@ Thrashing is Denning's problem and has Denning's answer. On each replica, with C
     move        a session that has been paused for longer than its prompt takes to compute goes to a replica that has
                 room for it: waiting costs more by then than its KV is worth
 
-Claims and their sums: working_set_replica.py. Growth beyond theta pauses the newest, whose lost KV is the smallest. Room
-that comes free is offered to paused sessions, oldest first, then to new ones, first come first served over all classes.
+Claims and sums: working_set_replica.py. Growth beyond theta pauses the newest, whose lost KV is the smallest. Room that
+comes free is offered to paused sessions, oldest first, then to new ones, first come first served over all classes.
 
 On a replica of unknown capacity or stale state nobody is paused; new ones enter there up to a small fixed number.
 """

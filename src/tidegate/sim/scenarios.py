@@ -121,7 +121,7 @@ def _small_kv() -> Scenario:
 
 def _slow_tools() -> Scenario:
     options = WorkloadOptions(context_tokens=_CONTEXT_TOKENS, tool_time_factor=8.0)
-    about = "with tools eight times slower: gaps of up to two minutes, its KV computed many times computes its KV many times"
+    about = "with tools eight times slower: gaps of up to two minutes"
     return _like_steady("slow-tools", about, options=options)
 
 
