@@ -5,17 +5,28 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.stamp
 VLLM_ROUTER := .venv-bench/bin/vllm-router
+COMPILED := .venv-compiled
+COMPILED_STAMP := $(COMPILED)/.stamp
+SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs test-vllm bench bench-vllm clean
+.PHONY: help setup demo test check docs compiled test-compiled test-vllm bench bench-vllm validate clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'pip>=25.1'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+$(COMPILED_STAMP): pyproject.toml constraints.txt $(SOURCES)
+	@test -d $(COMPILED) || $(PYTHON) -m venv $(COMPILED)
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'pip>=25.1'
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILED)/bin/pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt .
 	@touch $@
 
 $(VLLM_ROUTER): # the rival of the benchmarks, apart from the project's environment
@@ -39,17 +50,26 @@ check: $(STAMP) ## ruff, mypy --strict, import rules, docs in sync
 docs: $(STAMP) ## regenerate the reference pages
 	@$(BIN)/python docs/generate.py
 
+compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled (needs a C compiler; minutes)
+
+test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, on the compiled build
+	@$(COMPILED)/bin/pytest -n $(WORKERS) -q tests/unit/proxy tests/unit/server tests/unit/policy tests/property tests/e2e
+
 test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh
 	@$(BIN)/pytest tests/e2e tests/vllm -q --backend vllm
 
-bench: $(STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks (installs nginx and wrk if they are missing)
-	@$(BIN)/python bench/scheduler.py
-	@$(BIN)/python bench/relay.py
+bench: $(COMPILED_STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks, compiled (installs nginx, wrk if missing)
+	@$(COMPILED)/bin/python bench/scheduler.py
+	@$(COMPILED)/bin/python bench/relay.py
 
 bench-vllm: $(STAMP) $(VLLM_ROUTER) ## rollouts on two real vLLM replicas: tidegate against vllm-router
 	@bash tests/vllm/setup.sh
 	@$(BIN)/python bench/rollouts_vllm.py
 
+validate: $(STAMP) ## the simulator against two real vLLM replicas: throughput and hit rate, about 20 min
+	@bash tests/vllm/setup.sh
+	@$(BIN)/python bench/validate.py
+
 clean:
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(COMPILED) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,30 +16,22 @@ import argparse
 import asyncio
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import msgspec
 from rich.console import Console
+from vllm_pool import BLOCK_TOKENS, KV_BLOCKS, ROOT, VOCAB_SIZE, vllm_replicas
 
 from tidegate.bench.client import ClientOptions
 from tidegate.bench.comparison import Comparison, Run
 from tidegate.bench.driver import LoadDriver, LoadOptions, LoadResult
+from tidegate.bench.pool import make_cold, start_gate
 from tidegate.bench.processes import Server, Servers, free_ports, sigterm_ends
-from tidegate.bench.scrape import engine_totals
 from tidegate.sim.workload_names import WorkloadOptions, build_workload
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from tests.vllm.replica import BLOCK_TOKENS, VllmReplica  # noqa: E402  (the end-to-end suite's replicas)
-
 REPLICAS = 2
-KV_BLOCKS = 512  # of 32 tokens: 16,384
-VOCAB_SIZE = 4096  # of the model "small"
-IDLE_S = 120.0  # for the engines to finish what a run left behind
 ROUTER_START_S = 60.0
 POLICIES = "vllm-router:consistent_hash,vllm-router:sticky_least_loaded,vllm-router:cache_aware,tidegate:misa_t"
 
@@ -48,17 +40,8 @@ def main() -> None:
     arguments = parse()
     console = Console(width=max(Console().width, 160))
     out: Path = arguments.out
-    with sigterm_ends(), Servers(out / "logs") as servers:
-        replicas = [vllm_replica(out / "logs" / f"vllm-{number}.log") for number in range(REPLICAS)]
-        try:
-            for replica in replicas:
-                replica.start()
-            for replica in replicas:
-                replica.wait_ready()
-            runs = asyncio.run(sweep(arguments, servers, [replica.url for replica in replicas], console))
-        finally:
-            for replica in replicas:
-                replica.process.kill()
+    with sigterm_ends(), Servers(out / "logs") as servers, vllm_replicas(REPLICAS, out / "logs") as urls:
+        runs = asyncio.run(sweep(arguments, servers, urls, console))
     comparison = Comparison(runs)
     console.print(comparison.rates_table())
     console.print(comparison.ratios_table("tidegate", "vllm-router"))
@@ -85,10 +68,6 @@ def parse() -> argparse.Namespace:
     if any(router == "vllm-router" for router, _ in arguments.policies) and not arguments.vllm_router.exists():
         parser.error(f"{arguments.vllm_router} is missing: pip install vllm-router==0.1.17 there, or --vllm-router")
     return arguments
-
-
-def vllm_replica(log: Path) -> VllmReplica:
-    return VllmReplica(log, model="small", load_format="dummy", num_gpu_blocks=KV_BLOCKS)
 
 
 def schedule(arguments: argparse.Namespace) -> Iterator[tuple[int, int, str, str]]:
@@ -150,37 +129,15 @@ def write(arguments: argparse.Namespace, runs: list[Run]) -> None:
 async def start_router(
     arguments: argparse.Namespace, servers: Servers, router: str, policy: str, engines: list[str]
 ) -> Server:
-    port, metrics_port = free_ports(2)
-    listen = ["--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines]
     if router == "tidegate":
-        command = [str(Path(sys.executable).with_name("tidegate")), "serve", *listen, *arguments.serve_flags.split()]
-    else:
-        program = str(arguments.vllm_router)
-        command = [program, *listen, "--request-id-headers", "x-session-id", "--prometheus-port", str(metrics_port)]
+        return await start_gate(servers, policy, engines, arguments.serve_flags.split())
+    port, metrics_port = free_ports(2)
+    command = [str(arguments.vllm_router), "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--worker-urls", *engines]
+    command += ["--request-id-headers", "x-session-id", "--prometheus-port", str(metrics_port)]
     server = servers.start(f"{router}-{policy}", command, f"http://127.0.0.1:{port}")
     await server.ready("/v1/models", ROUTER_START_S)
     return server
-
-
-async def make_cold(engines: list[str]) -> None:
-    """Wait until the engines are idle, then empty their prefix caches: a reset is refused while a request runs."""
-    deadline_s = time.monotonic() + IDLE_S
-    async with aiohttp.ClientSession() as http:
-        while time.monotonic() < deadline_s:
-            totals = await engine_totals(http, engines)
-            if totals.running == 0 and totals.waiting == 0 and await reset(http, engines):
-                return
-            await asyncio.sleep(0.5)
-    raise RuntimeError(f"the engines were not idle after {IDLE_S:.0f} s")
-
-
-async def reset(http: aiohttp.ClientSession, engines: list[str]) -> bool:
-    for url in engines:
-        async with http.post(f"{url}/reset_prefix_cache") as response:
-            body = await response.read()
-            if response.status != 200 or b"false" in body:
-                return False
-    return True
 
 
 async def measure(
