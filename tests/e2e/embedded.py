@@ -16,7 +16,13 @@ class EmbeddedReplica:
     """Ports are chosen once: a restarted replica is found at its old address."""
 
     def __init__(
-        self, log: Path, *, num_gpu_blocks: int = 512, shutdown_timeout_s: int = 0, dialect: str = "vllm"
+        self,
+        log: Path,
+        *,
+        num_gpu_blocks: int = 512,
+        shutdown_timeout_s: int = 0,
+        dialect: str = "vllm",
+        plugin: bool = False,
     ) -> None:
         port, events, replay = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
@@ -38,7 +44,7 @@ class EmbeddedReplica:
         command: list[str | Path] = [TIDEGATE, "engine"]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
-        self.process = Process(command, log)
+        self.process = Process([*command, *(["--plugin"] if plugin else [])], log)
 
     def start(self) -> None:
         self.process.start()

@@ -194,7 +194,7 @@ async def test_what_it_says_of_itself(engine: Engine) -> None:
     assert info["protocol"] == 1
     assert info["off"] is None
     assert set(info["features"]) == {"release", "demote", "protect", "sessions"}
-    assert info["vllm_version"].startswith("0.")
+    assert info["engine_version"].startswith("0.")
 
 
 async def test_a_restarted_engine_is_another_instance_that_knows_nobody(plugged: VllmReplica, engine: Engine) -> None:

@@ -12,6 +12,7 @@ from tidegate.engine import (
     info,
     messages,
     openai,
+    plugin,
     responses,
     sglang,
     sglang_control,
@@ -60,11 +61,15 @@ class EngineApp:
         self._registry = registry_of(core, self._http) if self._is_vllm else sglang_metrics.registry_of(core)
         self._routes = ROUTES[core.config.dialect]
         self._paths = frozenset(path for _, path in self._routes)
+        self._plugin = None if core.plugin is None else plugin.plugin_app(core.plugin)
         self._load = 0  # inference requests being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
+            return
+        if self._plugin is not None and scope["path"].startswith(plugin.PREFIX):
+            await self._plugin(scope, receive, send)
             return
         call = Call(scope, receive, send)
         known = call.path in self._paths or call.path in ("/metrics", "/load", "/kv_event_sources")

@@ -20,6 +20,7 @@ from tidegate.engine import tokenizer
 from tidegate.engine.config import EngineConfig
 from tidegate.engine.generation import Generation, Sampling
 from tidegate.engine.hashing import PromptHashes
+from tidegate.engine.plugin import PluginEngine
 from tidegate.engine.request_metrics import RequestMetrics
 from tidegate.engine.sglang_sessions import OpenSessions
 from tidegate.sim.blocks import BlockEvent
@@ -35,6 +36,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig, on_block_events: BlockEventSink | None = None) -> None:
         self.config = config
         self.replica = Replica(config.replica())
+        self.plugin = PluginEngine(self.replica) if config.plugin else None
         self.metrics = RequestMetrics(config.model_len)
         self.sessions = OpenSessions()  # SGLang's
         self.draining = False
@@ -155,7 +157,7 @@ class EngineCore:
         self._wake()
         await self._idle.wait()
         if clear_cache:
-            self.replica.reset_prefix_cache(reset_running_requests=True)
+            self.reset_prefix_cache(reset_running_requests=True)
 
     def resume(self) -> None:
         self.replica.resume()
@@ -170,7 +172,10 @@ class EngineCore:
         self.resume()
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        return self.replica.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        done = self.replica.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        if done and self.plugin is not None:
+            self.plugin.reset()
+        return done
 
     async def drain(self, timeout_s: float) -> None:
         """New requests are answered with an abort; running ones may end within the timeout, then they are aborted."""

@@ -10,7 +10,8 @@ Free blocks wait in one queue, and `allocate` takes its head. What decides who i
 - freed blocks without a hash go to the head: nothing is lost with them;
 - freed blocks with a hash go to the tail. A request frees its blocks last to first, so its tail goes before its head.
   Nothing else orders the queue: a dead session's blocks and those of a session idle in a tool call are alike;
-- a hit (`touch`) takes a free block out of the queue.
+- a hit (`touch`) takes a free block out of the queue;
+- `put_first` and `put_last` move free blocks with a hash, as tidegate's plugin for vLLM does by session.
 
 Two requests that compute the same prefix at the same time hold two blocks under one hash: both stay, the older one is
 found first, and the loss of either is reported.
@@ -23,7 +24,7 @@ the three are equal to one list; a pool that is never filled costs no memory for
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -198,6 +199,19 @@ class BlockPool:
                     self._lru[block] = None
         loose.reverse()
         self._loose.extend(loose)
+
+    def put_first(self, blocks: Sequence[BlockId]) -> None:
+        """Of the free blocks with a hash these are evicted first, in this order."""
+        for block in reversed(blocks):
+            self._lru.move_to_end(block, last=False)
+
+    def put_last(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self._lru.move_to_end(block)
+
+    def evictable(self) -> Iterator[BlockId]:
+        """Free blocks with a hash, or that had one, first to be evicted first."""
+        return iter(self._lru)
 
     def reset(self) -> bool:
         """Drop every cached prefix. Refused while any block is in use."""

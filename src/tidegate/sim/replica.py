@@ -22,6 +22,7 @@ The tokens themselves are the caller's: a request says how many it will generate
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -127,6 +128,7 @@ class Replica:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.requests: dict[str, Request] = {}
+        self.give_back: Callable[[Request], None] | None = None  # instead of `pool.free`, by who keeps books of it
         self._paused: Literal["no", "new", "all"] = "no"
         self._block_size = config.block_size
         self._by_priority = config.scheduling_policy == "priority"
@@ -173,7 +175,10 @@ class Replica:
         self._release(request)
 
     def _release(self, request: Request) -> None:
-        self.pool.free(reversed(request.blocks))
+        if self.give_back is None:
+            self.pool.free(reversed(request.blocks))
+        else:
+            self.give_back(request)
         request.blocks = []
         request.slots = request.stored = request.computed = 0
 

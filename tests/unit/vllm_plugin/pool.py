@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate.integrations.vllm_plugin.blocks import VllmOrder
 from tidegate.integrations.vllm_plugin.retention import Retention
 
 
@@ -67,7 +68,7 @@ class Pool:
         self.blocks = [Block(number) for number in range(size)]
         self.free_block_queue.append_n(self.blocks)
         self.cache: dict[Any, Block] = {}
-        self.retention = Retention(lambda block: self)
+        self.retention = Retention(VllmOrder(lambda block: self.free_block_queue))  # type: ignore[arg-type]
         self.serial = 0
 
     @property

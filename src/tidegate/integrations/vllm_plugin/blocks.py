@@ -1,25 +1,23 @@
-"""vLLM's KV blocks and its queue of free ones, as far as the plugin touches them.
+"""KV blocks and the order in which free ones are taken, as far as retention touches them; and vLLM's.
 
-The queue's head is allocated first. Blocks in it may still be cached: they are found by a request with the same prefix
-until they are allocated to another. Blocks that a request holds (`ref_cnt` > 0) are not in it.
+The first block in the order is allocated first. Blocks in it may still be cached: they are found by a request with the
+same prefix until they are allocated to another. Blocks that a request holds (`ref_cnt` > 0) are not in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 BlockHash: TypeAlias = Hashable  # of the whole prefix up to the block's end, and of its KV cache group
 
 
 class Block(Protocol):
-    ref_cnt: int
-    is_null: bool
-    prev_free_block: Block | None
-    next_free_block: Block | None
+    @property
+    def ref_cnt(self) -> int: ...
 
     @property
-    def block_id(self) -> int: ...
+    def is_null(self) -> bool: ...
 
     @property
     def block_hash(self) -> BlockHash | None:
@@ -27,74 +25,83 @@ class Block(Protocol):
         ...
 
 
-class FreeQueue(Protocol):
+B = TypeVar("B", bound=Block)
+
+
+class FreeOrder(Protocol[B]):
+    """All blocks given are free ones."""
+
+    def first(self, blocks: Sequence[B]) -> None:
+        """They become the first to be allocated, in this order."""
+        ...
+
+    def last(self, blocks: Sequence[B]) -> None:
+        """They become the last to be allocated, in this order."""
+        ...
+
+    def behind(self, blocks: Sequence[B], worthless: Callable[[B], bool], limit: int) -> None:
+        """They go behind the run of worthless blocks at the head, or behind its first `limit`."""
+        ...
+
+
+class VllmBlock(Protocol):
+    ref_cnt: int
+    is_null: bool
+    prev_free_block: VllmBlock | None
+    next_free_block: VllmBlock | None
+
+    @property
+    def block_hash(self) -> BlockHash | None: ...
+
+
+class VllmQueue(Protocol):
     """Doubly linked, between two blocks that are never handed out."""
 
     num_free_blocks: int
+    fake_free_list_head: VllmBlock
+    fake_free_list_tail: VllmBlock
 
-    @property
-    def fake_free_list_head(self) -> Block: ...
+    def remove(self, block: VllmBlock) -> None: ...
 
-    @property
-    def fake_free_list_tail(self) -> Block: ...
+    def append_n(self, blocks: list[VllmBlock]) -> None: ...
 
-    def remove(self, block: Block) -> None: ...
-
-    def append_n(self, blocks: list[Block]) -> None: ...
-
-    def prepend_n(self, blocks: list[Block]) -> None: ...
+    def prepend_n(self, blocks: list[VllmBlock]) -> None: ...
 
 
-class Pool(Protocol):
-    @property
-    def free_block_queue(self) -> FreeQueue: ...
+class VllmOrder:
+    """The free queues of vLLM's block pools; there is nearly always one."""
+
+    def __init__(self, queue_of: Callable[[VllmBlock], VllmQueue]) -> None:
+        self._queue_of = queue_of
+
+    def first(self, blocks: Sequence[VllmBlock]) -> None:
+        for queue, mine in self._taken_out(blocks):
+            queue.prepend_n(mine)
+
+    def last(self, blocks: Sequence[VllmBlock]) -> None:
+        for queue, mine in self._taken_out(blocks):
+            queue.append_n(mine)
+
+    def behind(self, blocks: Sequence[VllmBlock], worthless: Callable[[VllmBlock], bool], limit: int) -> None:
+        for queue, mine in self._taken_out(blocks):
+            before = queue.fake_free_list_head
+            for _ in range(limit):
+                after = before.next_free_block
+                if after is None or after is queue.fake_free_list_tail or not worthless(after):
+                    break
+                before = after
+            _insert(queue, before, mine)
+
+    def _taken_out(self, blocks: Sequence[VllmBlock]) -> list[tuple[VllmQueue, list[VllmBlock]]]:
+        queues: dict[int, tuple[VllmQueue, list[VllmBlock]]] = {}
+        for block in blocks:
+            queue = self._queue_of(block)
+            queue.remove(block)
+            queues.setdefault(id(queue), (queue, []))[1].append(block)
+        return list(queues.values())
 
 
-PoolOf: TypeAlias = Callable[[Block], Pool]
-
-
-def by_queue(blocks: Sequence[Block], pool_of: PoolOf) -> list[tuple[FreeQueue, list[Block]]]:
-    """Blocks by the queue that they wait in; nearly always one."""
-    queues: dict[int, tuple[FreeQueue, list[Block]]] = {}
-    for block in blocks:
-        queue = pool_of(block).free_block_queue
-        queues.setdefault(id(queue), (queue, []))[1].append(block)
-    return list(queues.values())
-
-
-def to_front(blocks: Sequence[Block], pool_of: PoolOf) -> None:
-    """Free blocks become the first to be allocated, in this order."""
-    for queue, mine in by_queue(blocks, pool_of):
-        _take_out(queue, mine)
-        queue.prepend_n(mine)
-
-
-def to_back(blocks: Sequence[Block], pool_of: PoolOf) -> None:
-    """Free blocks become the last to be allocated, in this order."""
-    for queue, mine in by_queue(blocks, pool_of):
-        _take_out(queue, mine)
-        queue.append_n(mine)
-
-
-def behind(blocks: Sequence[Block], pool_of: PoolOf, worthless: Callable[[Block], bool], limit: int) -> None:
-    """Free blocks go behind the run of worthless ones at the queue's head, or behind its first `limit`."""
-    for queue, mine in by_queue(blocks, pool_of):
-        _take_out(queue, mine)
-        before = queue.fake_free_list_head
-        for _ in range(limit):
-            after = before.next_free_block
-            if after is None or after is queue.fake_free_list_tail or not worthless(after):
-                break
-            before = after
-        _insert(queue, before, mine)
-
-
-def _take_out(queue: FreeQueue, blocks: list[Block]) -> None:
-    for block in blocks:
-        queue.remove(block)
-
-
-def _insert(queue: FreeQueue, before: Block, blocks: list[Block]) -> None:
+def _insert(queue: VllmQueue, before: VllmBlock, blocks: list[VllmBlock]) -> None:
     after = before.next_free_block
     assert after is not None, "the queue ends with a block of its own"
     for block in blocks:

@@ -53,6 +53,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._engine: Any = None
+        self._engine_version = ""
         self._keys: list[bytes] = []
         self._refusal: str | None = "the server has not started"
         self._instance = uuid.uuid4().hex  # another one after a restart
@@ -67,10 +68,15 @@ class Endpoint:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
         self._keys = [_digest(key) for key in ([keys] if isinstance(keys, str) else keys) if key]
-        self._engine = getattr(engine_client, "engine_core", None)
-        self._refusal = compat.refusal()
-        if self._refusal is None and self._engine is None:
-            self._refusal = "this server has no engine core"
+        engine = getattr(engine_client, "engine_core", None)
+        refusal = compat.refusal()
+        if refusal is None and engine is None:
+            refusal = "this server has no engine core"
+        self.start(engine, compat.version(), refusal)
+
+    def start(self, engine: Any, version: str, refusal: str | None = None) -> None:
+        """`engine` has vLLM's call_utility_all_async, or its call_utility_async."""
+        self._engine, self._engine_version, self._refusal = engine, version, refusal
 
     # --- routes -----------------------------------------------------------------------------------------------------
     def _guarded(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
@@ -120,7 +126,7 @@ class Endpoint:
             "features": list(FEATURES) if off is None else [],
             "off": off,
             "instance": self._instance,
-            "vllm_version": compat.version(),
+            "engine_version": self._engine_version,
             "engines": engines,
         }
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tidegate.integrations.vllm_plugin import compat
-from tidegate.integrations.vllm_plugin.blocks import Block, BlockHash
-from tidegate.integrations.vllm_plugin.retention import Claim, Moved, Retention
+from tidegate.integrations.vllm_plugin import calls, compat
+from tidegate.integrations.vllm_plugin.blocks import BlockHash, VllmBlock, VllmOrder
+from tidegate.integrations.vllm_plugin.retention import Retention
 
 log = logging.getLogger("vllm.tidegate")
 
@@ -65,7 +65,7 @@ class Attached:
         self._manager = manager
         self._main_pool = manager.block_pool
         self._windowed = windowed_groups(manager)
-        self.retention = Retention(self._pool_of, self._find if self._windowed else None)
+        self.retention = Retention(VllmOrder(self._queue_of), self._find if self._windowed else None)
         self._pools = list({id(m.block_pool): m.block_pool for m in manager.coordinator.single_type_managers}.values())
         if not manager.enable_caching:
             self.off = "prefix caching is off"
@@ -83,7 +83,7 @@ class Attached:
         def wrapped(request: Any) -> Any:
             if request.session_id is None:
                 return give_back(request)
-            over: list[Claim] = []
+            over: list[tuple[BlockHash, VllmBlock]] = []
             with self._unharmed():
                 tables = self._manager.coordinator.get_blocks(request.request_id)
                 over = self.retention.leaving(
@@ -140,17 +140,25 @@ class Attached:
         self.retention.reset()
 
     # --- what the retention asks --------------------------------------------------------------------------------
-    def _pool_of(self, block: Block) -> Any:
-        return getattr(block, "pool", None) or self._main_pool
+    def _queue_of(self, block: VllmBlock) -> Any:
+        return (getattr(block, "pool", None) or self._main_pool).free_block_queue
 
-    def _find(self, block_hash: BlockHash) -> Block | None:
+    def _find(self, block_hash: BlockHash) -> VllmBlock | None:
         for pool in self._pools:
-            block: Block | None = pool.cached_block_hash_to_block.get_one_block(block_hash)
+            block: VllmBlock | None = pool.cached_block_hash_to_block.get_one_block(block_hash)
             if block is not None:
                 return block
         return None
 
     # --- what is asked about it ---------------------------------------------------------------------------------
+    def running(self, scheduler: Any) -> Iterator[calls.Running]:
+        """Requests of sessions, waiting ones too."""
+        for request in scheduler.requests.values():
+            if request.session_id is not None:
+                tables = self._manager.coordinator.get_blocks(request.request_id)
+                held = sum(1 for table in tables for block in table if not block.is_null)
+                yield calls.Running(request.request_id, request.session_id, held)
+
     def info(self) -> dict[str, Any]:
         retention = self.retention
         return {
@@ -185,40 +193,6 @@ def call(core: Any, name: str, sessions: list[str] | None) -> dict[str, Any]:
         return {"off": "the engine's scheduler has no KV cache manager that the plugin knows"}
     if name == "info" or attached.off is not None:
         return attached.info()
-    retention = attached.retention
     with attached._unharmed():
-        if name == "sessions":
-            return {"sessions": _sessions(core, attached, sessions)}
-        names = sessions or []
-        if name == "release":
-            running = _running(core, set(names))
-            return {**_counted(retention.release(names, running)), "running_requests": len(running)}
-        return _counted({"demote": retention.demote, "protect": retention.protect}[name](names))
+        return calls.carry_out(attached.retention, name, sessions, list(attached.running(core.scheduler)))
     return attached.info()
-
-
-def _counted(moved: Moved) -> dict[str, Any]:
-    return {"known_sessions": moved.known, "moved_blocks": moved.moved, "kept_blocks": moved.kept}
-
-
-def _running(core: Any, names: set[str]) -> list[str]:
-    requests = core.scheduler.requests.values()
-    return [request.request_id for request in requests if request.session_id in names]
-
-
-def _sessions(core: Any, attached: Attached, names: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Running requests hold blocks that are not claimed yet: they are counted beside."""
-    wanted = None if names is None else set(names)
-    found: dict[str, dict[str, Any]] = {
-        name: {"blocks": blocks, "shared_blocks": shared, "demoted": demoted, "running_blocks": 0}
-        for name, (blocks, shared, demoted) in attached.retention.resident(names).items()
-    }
-    for request in list(core.scheduler.requests.values()):
-        name = request.session_id
-        if name is None or (wanted is not None and name not in wanted):
-            continue
-        tables = attached._manager.coordinator.get_blocks(request.request_id)
-        held = sum(1 for table in tables for block in table if not block.is_null)
-        entry = found.setdefault(name, {"blocks": 0, "shared_blocks": 0, "demoted": False, "running_blocks": 0})
-        entry["running_blocks"] += held
-    return found

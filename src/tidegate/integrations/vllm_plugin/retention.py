@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Generic
 
-from tidegate.integrations.vllm_plugin.blocks import Block, BlockHash, PoolOf, behind, to_back, to_front
+from tidegate.integrations.vllm_plugin.blocks import B, BlockHash, FreeOrder
 
 MAX_SESSIONS = 4096  # remembered; many times what an engine runs at once. The longest unused are forgotten
 WORTHLESS_RUN = 8192  # blocks looked at to find where demoted ones go: under a millisecond
@@ -31,15 +32,13 @@ CHUNK = 256  # blocks compared at once
 SWEEP_PER_NEW = 2  # claims checked for each new one: at most half of all claims are outdated
 SWEEP_PER_END = 16  # and for each request, so that sessions without new blocks go as well
 
-Claim = tuple[BlockHash, Block]
 
-
-class Session:
+class Session(Generic[B]):
     __slots__ = ("blocks", "demoted", "tables")
 
     def __init__(self) -> None:
-        self.blocks: dict[BlockHash, Block] = {}  # what it claims, oldest first
-        self.tables: list[list[Block]] = []  # by KV cache group, of the last request that ended
+        self.blocks: dict[BlockHash, B] = {}  # what it claims, oldest first
+        self.tables: list[list[B]] = []  # by KV cache group, of the last request that ended
         self.demoted = False
 
 
@@ -54,22 +53,24 @@ class Moved:
         self.kept = 0  # resident, and left where they were: in use, or claimed by others
 
 
-class Retention:
-    def __init__(self, pool_of: PoolOf, find: Callable[[BlockHash], Block | None] | None = None) -> None:
+class Retention(Generic[B]):
+    def __init__(self, order: FreeOrder[B], find: Callable[[BlockHash], B | None] | None = None) -> None:
         """`find` is asked for blocks whose contents may move to other blocks (Mamba states do)."""
-        self.sessions: OrderedDict[str, Session] = OrderedDict()  # the longest unused first
+        self.sessions: OrderedDict[str, Session[B]] = OrderedDict()  # the longest unused first
         self.counts: Counter[str] = Counter()  # blocks moved, by call
-        self._pool_of = pool_of
+        self._order = order
         self._find = find
         self._claims: dict[BlockHash, int] = {}
         self._demoted: dict[BlockHash, int] = {}  # how many of the claims are of demoted sessions
         self._ending: dict[str, None] = {}  # requests that run although their session was released
-        self._late: list[tuple[int, list[Claim]]] = []
+        self._late: list[tuple[int, list[tuple[BlockHash, B]]]] = []
         self._to_sweep: OrderedDict[str, None] = OrderedDict()
         self._credit = 0  # claims that may be checked now
 
     # --- what the engine tells ----------------------------------------------------------------------------------
-    def leaving(self, request: str, session: str, tables: Sequence[Sequence[Block]], *, over: bool) -> list[Claim]:
+    def leaving(
+        self, request: str, session: str, tables: Sequence[Sequence[B]], *, over: bool
+    ) -> list[tuple[BlockHash, B]]:
         """A request is about to give its blocks back, for good or because it is preempted. What is returned is to be
         given to `drop` when they are back."""
         self._settle()
@@ -80,13 +81,13 @@ class Retention:
             del self._ending[request]
         return [(block.block_hash, block) for table in tables for block in table if block.block_hash is not None]
 
-    def cached(self, request: str, session: str, blocks: Iterable[Block]) -> None:
+    def cached(self, request: str, session: str, blocks: Iterable[B]) -> None:
         """Blocks of a running request, of a group that lets go of them before the request ends."""
         if request not in self._ending:
             known = self._known(session)
             self._credit += SWEEP_PER_NEW * self._claim(known, blocks)
 
-    def drop(self, claims: list[Claim]) -> None:
+    def drop(self, claims: list[tuple[BlockHash, B]]) -> None:
         """Blocks of a session that is over, as far as nobody claims them."""
         self._first(claims[::-1], 0)
 
@@ -132,7 +133,7 @@ class Retention:
                     self._demoted[block_hash] = self._demoted.get(block_hash, 0) + 1
             mine = [claim for claim in session.blocks.items() if _resident(claim)]
             free = [block for block_hash, block in reversed(mine) if _free(block) and self._unused(block_hash)]
-            behind(free, self._pool_of, self._worthless, WORTHLESS_RUN)
+            self._order.behind(free, self._worthless, WORTHLESS_RUN)
             done.moved += len(free)
             done.kept += len(mine) - len(free)
         self.counts["demote"] += done.moved
@@ -150,7 +151,7 @@ class Retention:
             self.sessions.move_to_end(name)
             mine = [claim for claim in session.blocks.items() if _resident(claim)]
             free = [block for _, block in reversed(mine) if _free(block)]
-            to_back(free, self._pool_of)
+            self._order.last(free)
             done.moved += len(free)
             done.kept += len(mine) - len(free)
         self.counts["protect"] += done.moved
@@ -176,7 +177,7 @@ class Retention:
         return sum(len(session.blocks) for session in self.sessions.values())
 
     # --- claims -------------------------------------------------------------------------------------------------
-    def _record(self, name: str, tables: Sequence[Sequence[Block]]) -> None:
+    def _record(self, name: str, tables: Sequence[Sequence[B]]) -> None:
         session = self._known(name)
         before, session.tables = session.tables, [_hashed(table) for table in tables]
         added = 0
@@ -186,7 +187,7 @@ class Retention:
         self._credit += SWEEP_PER_NEW * added + SWEEP_PER_END
         self._sweep()
 
-    def _known(self, name: str) -> Session:
+    def _known(self, name: str) -> Session[B]:
         """It is in use: not demoted, and the last to be forgotten."""
         session = self.sessions.get(name)
         if session is None:
@@ -200,7 +201,7 @@ class Retention:
         self.sessions.move_to_end(name)
         return session
 
-    def _same(self, session: Session, before: list[Block], now: list[Block]) -> int:
+    def _same(self, session: Session[B], before: list[B], now: list[B]) -> int:
         """How many blocks at the table's head are claimed already. A hash stands for the whole prefix: if the last of
         the blocks in common still has the hash that was claimed with it, so have those before it."""
         same = _common(before, now)
@@ -210,7 +211,7 @@ class Retention:
                 return same if session.blocks.get(block_hash) is now[index] else 0
         return 0
 
-    def _claim(self, session: Session, blocks: Iterable[Block]) -> int:
+    def _claim(self, session: Session[B], blocks: Iterable[B]) -> int:
         """How many of the claims are new."""
         mine, claims, before = session.blocks, self._claims, len(session.blocks)
         for block in blocks:
@@ -222,14 +223,14 @@ class Retention:
             mine[block_hash] = block
         return len(mine) - before
 
-    def _forget(self, name: str, session: Session) -> None:
+    def _forget(self, name: str, session: Session[B]) -> None:
         self._wake(session)
         del self.sessions[name]
         self._to_sweep.pop(name, None)
         for block_hash in session.blocks:
             _less(self._claims, block_hash)
 
-    def _wake(self, session: Session) -> None:
+    def _wake(self, session: Session[B]) -> None:
         if session.demoted:
             session.demoted = False
             for block_hash in session.blocks:
@@ -239,15 +240,15 @@ class Retention:
         """Whether no session claims it but demoted ones."""
         return self._claims.get(block_hash, 0) == self._demoted.get(block_hash, 0)
 
-    def _worthless(self, block: Block) -> bool:
+    def _worthless(self, block: B) -> bool:
         block_hash = block.block_hash
         return block_hash is None or self._unused(block_hash)
 
     # --- moving -------------------------------------------------------------------------------------------------
-    def _first(self, claims: Iterable[Claim], tries: int) -> int:
+    def _first(self, claims: Iterable[tuple[BlockHash, B]], tries: int) -> int:
         """Those that nobody claims, to the head of the queue; those of them that are still held, later."""
-        free: list[Block] = []
-        late: list[Claim] = []
+        free: list[B] = []
+        late: list[tuple[BlockHash, B]] = []
         for claim in claims:
             block_hash, block = claim
             if block.block_hash != block_hash:
@@ -263,7 +264,7 @@ class Retention:
                 late.append((block_hash, block))
         if late and tries < SETTLE_TRIES:
             self._late.append((tries + 1, late))
-        to_front(free, self._pool_of)
+        self._order.first(free)
         return len(free)
 
     def _settle(self) -> None:
@@ -300,16 +301,16 @@ class Retention:
         self._credit = min(self._credit, 0)
 
 
-def _resident(claim: Claim) -> bool:
+def _resident(claim: tuple[BlockHash, B]) -> bool:
     block_hash, block = claim
     return block.block_hash == block_hash
 
 
-def _free(block: Block) -> bool:
+def _free(block: B) -> bool:
     return block.ref_cnt == 0 and not block.is_null
 
 
-def _hashed(table: Sequence[Block]) -> list[Block]:
+def _hashed(table: Sequence[B]) -> list[B]:
     """Without the blocks at its end that are not full: the next request has others there."""
     end = len(table)
     while end and table[end - 1].block_hash is None:
@@ -317,7 +318,7 @@ def _hashed(table: Sequence[Block]) -> list[Block]:
     return list(table[:end])
 
 
-def _common(before: list[Block], now: list[Block]) -> int:
+def _common(before: list[B], now: list[B]) -> int:
     """Length of the common head. Equality of blocks begins with their numbers, and lists compare identity first."""
     length = min(len(before), len(now))
     same = 0
