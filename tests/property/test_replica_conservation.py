@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.block_counts import check_exact
 
 from tidegate.sim.replica import Replica, ReplicaConfig, Request
 
@@ -35,24 +36,11 @@ configs = st.builds(
 )
 
 
-def check(replica: Replica) -> None:
-    held = [block for request in replica.running for block in request.blocks]
-    free = replica.pool.free_order()
-    assert sorted({*held, *free}) == list(range(1, replica.config.num_blocks))
-    assert set(held).isdisjoint(free)
-    for block in set(held):
-        assert replica.pool.refs(block) == held.count(block)
-    for request in replica.waiting:
-        assert request.blocks == []
-    for request in replica.running:
-        assert request.computed <= request.tokens <= request.target
-        assert len(request.blocks) * BLOCK >= request.computed
-    assert len(replica.running) <= replica.config.max_num_seqs
-
-
 @settings(max_examples=150, deadline=None)
-@given(config=configs, plan=arrivals)
-def test_blocks_and_tokens_are_conserved_and_everybody_ends(config: ReplicaConfig, plan: list[tuple]) -> None:
+@given(config=configs, plan=arrivals, flush_step=st.integers(0, 60))
+def test_blocks_and_tokens_are_conserved_and_everybody_ends(
+    config: ReplicaConfig, plan: list[tuple], flush_step: int
+) -> None:
     replica = Replica(config)
     yielded: dict[str, int] = {}
     aborted: set[str] = set()
@@ -67,11 +55,15 @@ def test_blocks_and_tokens_are_conserved_and_everybody_ends(config: ReplicaConfi
                 replica.add(requests[id])
             if lifetime is not None and at + lifetime == step and replica.abort(id) is not None:
                 aborted.add(id)
+                check_exact(replica)
+        if step == flush_step:
+            assert replica.reset_prefix_cache(reset_running_requests=True)
+            check_exact(replica)
         result = replica.step(float(step))
         assert result.prefill_tokens + result.decode_seqs <= config.max_num_batched_tokens
         for request in result.outputs:
             yielded[request.id] = yielded.get(request.id, 0) + 1
-        check(replica)
+        check_exact(replica)
         step += 1
         assert step < 20_000
     assert replica.requests == {}

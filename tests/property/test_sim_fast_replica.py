@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.block_counts import check_exact, check_fast
 
 from tidegate.sim.contexts import Branches
 from tidegate.sim.fast_replica import FastReplica
@@ -89,8 +90,16 @@ class Run:
             self.kernel.at(at_s, lambda what=what: getattr(self, what)())
 
     def run(self) -> Totals:
-        self.kernel.run(10_000.0)
-        return self.replica.totals()
+        """Blocks are counted after every event."""
+        while self.kernel.next_s is not None:
+            self.kernel.run(self.kernel.next_s)
+            if isinstance(self.replica, ExactReplica):
+                check_exact(self.replica.replica)
+            elif isinstance(self.replica, FastReplica):
+                check_fast(self.replica)
+        totals = self.replica.totals()
+        assert (totals.running, totals.waiting, totals.used_blocks) == (0, 0, 0)
+        return totals
 
     def _ask(self, rollout: Rollout) -> None:
         prompt, repeated = rollout.context.begin_turn(rollout.turn)

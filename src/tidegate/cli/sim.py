@@ -19,6 +19,7 @@ from tidegate.cli.sim_options import (
     html_option,
     json_option,
     processes_option,
+    recorded,
     scenario_options,
     seeds_option,
     set_option,
@@ -32,6 +33,7 @@ from tidegate.sim.advice import Advice, advise, populations
 from tidegate.sim.compare import Comparison, compare
 from tidegate.sim.fit import Fit, fit
 from tidegate.sim.formats import read_sessions, write_sessions
+from tidegate.sim.gate import Recorder as Record
 from tidegate.sim.measure import measure
 from tidegate.sim.overrides import PolicyChoice, policy_choice
 from tidegate.sim.scenario import Scenario
@@ -78,14 +80,33 @@ def compare_command(
 @scenario_options
 @click.option("--policy", default="misa_t", show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--record", "record_path", type=click.Path(dir_okay=False, path_type=Path), help="Write its decision log here."
+)
 @set_option
 @json_option
 @html_option
 def run_command(
-    policy: str, seed: int, settings: tuple[str, ...], json_path: str | None, html_path: str | None, **given: Any
+    policy: str,
+    seed: int,
+    record_path: Path | None,
+    settings: tuple[str, ...],
+    json_path: str | None,
+    html_path: str | None,
+    **given: Any,
 ) -> None:
-    """One run, with everything that is known of it in the JSON."""
-    comparison = _compare(_scenarios(given), [policy_choice(policy, settings)], [seed], 1, None, html_path)
+    """One run, with everything that is known of it in the JSON.
+
+    Its decision log is as a gate writes it: `tidegate replay` derives it again, `sim convert` makes a trace of it.
+    """
+    scenarios, choice = _scenarios(given), policy_choice(policy, settings)
+    if record_path is None:
+        comparison = _compare(scenarios, [choice], [seed], 1, None, html_path)
+    else:
+        if len(scenarios) != 1:
+            raise ConfigError("a decision log is of one run: give one scenario", reason="invalid_setting")
+        with recorded(record_path, choice, seed) as recorder:
+            comparison = _compare(scenarios, [choice], [seed], 1, None, html_path, recorder)
     write_json(json_path, comparison.runs)
 
 
@@ -218,10 +239,17 @@ def _compare(
     processes: int | None,
     json_path: str | None,
     html_path: str | None,
+    recorder: Record | None = None,
 ) -> Comparison:
     with Bar("runs") as show:
         comparison = compare(
-            scenarios, choices, seeds, processes=processes, progress=show, observe=html_path is not None
+            scenarios,
+            choices,
+            seeds,
+            processes=processes,
+            progress=show,
+            observe=html_path is not None,
+            recorder=recorder,
         )
     show_rows(comparison.rows)
     write_json(json_path, comparison.rows)

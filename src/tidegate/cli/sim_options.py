@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidegate.errors import ConfigError
+from tidegate.observe.recorder import Recorder, log_header
 from tidegate.sim.compare import Comparison, Row
+from tidegate.sim.gate import Recorder as Record
 from tidegate.sim.hardware import PRESETS
 from tidegate.sim.latency import LatencyModel
+from tidegate.sim.overrides import PolicyChoice
 from tidegate.sim.report import report
 from tidegate.sim.scenario import ReplicaSpec, Scenario
 from tidegate.sim.scenarios import SCENARIOS, from_trace, scenario
@@ -160,6 +165,21 @@ def wide_console() -> Console:
 def write_json(path: str | None, value: object) -> None:
     if path is not None:
         _write(Path(path), msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+@contextmanager
+def recorded(path: Path, choice: PolicyChoice, seed: int) -> Iterator[Record]:
+    """The log of one run. Model time does not wait for the disk, so its lines queue without a bound."""
+    try:
+        log = Recorder(path, log_header(choice.name, seed, choice.params), queue_lines=sys.maxsize)
+    except OSError as error:
+        raise ConfigError(f"--record {path}: {error.strerror or error}", reason="invalid_setting") from error
+    try:
+        yield log.record
+    finally:
+        log.close()
+    if log.dropped:
+        raise ConfigError(f"--record {path}: {log.dropped} lines could not be written", reason="invalid_setting")
 
 
 def write_html(path: str | None, title: str, comparison: Comparison, command: str) -> None:

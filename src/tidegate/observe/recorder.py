@@ -28,6 +28,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from tidegate import __version__
+from tidegate.policy.params import CoreParams
 from tidegate.types import AnyDecision, AnyEvent
 
 FORMAT = 1
@@ -45,6 +47,11 @@ class Header(msgspec.Struct, kw_only=True):
     params: dict[str, Any]
     started: str = ""
     part: int = 0  # counts rotations
+
+
+def log_header(policy: str, seed: int, params: CoreParams) -> Header:
+    """Of a log that this version writes: what a fresh scheduler needs to derive its decisions again."""
+    return Header(tidegate=__version__, format=FORMAT, policy=policy, seed=seed, params=msgspec.to_builtins(params))
 
 
 class Line(msgspec.Struct, frozen=True):

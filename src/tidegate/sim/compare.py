@@ -12,6 +12,7 @@ from multiprocessing import get_context
 
 import msgspec
 
+from tidegate.sim.gate import Recorder
 from tidegate.sim.overrides import PolicyChoice, policy_choice
 from tidegate.sim.run import UNBOUNDED_POLICY, RunResult, run, unbounded
 from tidegate.sim.scenario import Scenario
@@ -79,9 +80,13 @@ def compare(
     processes: int | None = None,
     progress: Progress = lambda done, total: None,
     observe: bool = False,
+    recorder: Recorder | None = None,
 ) -> Comparison:
+    """`recorder`: of the events and decisions of the one run that is asked for."""
     planned = jobs(scenarios, policies, seeds, observe=observe)
-    results = list(zip(planned, run_all(planned, processes, progress), strict=True))
+    if recorder is not None and len(planned) > 2:
+        raise ValueError(f"a recorder takes one run, not {sum(not job.unbounded for job in planned)}")
+    results = list(zip(planned, run_all(planned, processes, progress, recorder), strict=True))
     limits = {_key(job, result): result.score.contract_per_min for job, result in results if job.unbounded}
     pairs = [(result, limits[_key(job, result)]) for job, result in results if not job.unbounded]
     return Comparison([row(result, limit) for result, limit in pairs], [result for result, _ in pairs])
@@ -91,11 +96,13 @@ def _key(job: Job, result: RunResult) -> tuple[str, int, int]:
     return job.scenario.name, result.in_flight, job.seed
 
 
-def run_all(planned: Sequence[Job], processes: int | None, progress: Progress) -> list[RunResult]:
+def run_all(
+    planned: Sequence[Job], processes: int | None, progress: Progress, recorder: Recorder | None = None
+) -> list[RunResult]:
     """In the order of the jobs. Runs share nothing, so where they ran changes nothing."""
     workers = min(processes or os.cpu_count() or 1, len(planned))
-    if workers <= 1:
-        return list(_in_turn(planned, progress))
+    if workers <= 1 or recorder is not None:
+        return list(_in_turn(planned, progress, recorder))
     results: dict[int, RunResult] = {}
     # Spawned, not forked: a worker must not inherit threads of whoever called.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -110,15 +117,23 @@ def run_all(planned: Sequence[Job], processes: int | None, progress: Progress) -
     return [results[index] for index in range(len(planned))]
 
 
-def _in_turn(planned: Sequence[Job], progress: Progress) -> Iterator[RunResult]:
+def _in_turn(planned: Sequence[Job], progress: Progress, recorder: Recorder | None) -> Iterator[RunResult]:
     for done, job in enumerate(planned, start=1):
-        yield run_job(job)
+        yield run_job(job, None if job.unbounded else recorder)
         progress(done, len(planned))
 
 
-def run_job(job: Job) -> RunResult:
+def run_job(job: Job, recorder: Recorder | None = None) -> RunResult:
     choice = job.policy
-    return run(job.scenario, choice.name, job.seed, choice.params, label=choice.label, observe=job.observe)
+    return run(
+        job.scenario,
+        choice.name,
+        job.seed,
+        choice.params,
+        label=choice.label,
+        observe=job.observe,
+        recorder=recorder,
+    )
 
 
 def row(result: RunResult, limit_per_min: float | None) -> Row:

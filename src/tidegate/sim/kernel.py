@@ -29,6 +29,11 @@ class Kernel:
     def stream(self, source: str) -> random.Random:
         return random.Random(f"{self._seed}/{source}")
 
+    @property
+    def next_s(self) -> float | None:
+        """When the next event is due; None: nothing will happen any more."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, at_s: float, action: Action, *args: Any) -> None:
         if at_s < self.now_s:
             raise ValueError(f"{at_s} s is past: it is {self.now_s} s")

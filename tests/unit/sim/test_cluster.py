@@ -118,7 +118,7 @@ def test_littles_law_holds_for_sessions() -> None:
 
 
 def test_tokens_that_come_out_are_those_that_were_asked_for() -> None:
-    cluster = Cluster(small(), "sticky_least_loaded", CoreParams(), 0)
+    cluster = Cluster(msgspec.structs.replace(small(), warmup_s=0.0), "sticky_least_loaded", CoreParams(), 0)
     cluster.run(60.0)
     made = sum(replica.totals().generation_tokens for replica in cluster.replicas.values())
     answered = sum(request.output_tokens for request in cluster.clients.requests)

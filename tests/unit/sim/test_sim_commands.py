@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tidegate.cli.sim import sim
 from tidegate.errors import ConfigError
+from tidegate.observe.replay import replay
 
 SHORT = ["--scenario", "vllm-cpu", "--warmup-s", "5", "--duration-s", "20"]
 
@@ -58,6 +59,22 @@ def test_a_run_writes_all_that_is_known_of_it_and_a_report(tmp_path: Path) -> No
     assert set(found["block_time"]) <= {"agentic", "rlvr", "rlhf"}
     assert 0.0 < found["utilisation"] < 1.0
     assert page.read_text().count("<svg") == 5
+
+
+def test_a_recorded_run_is_derived_again_and_its_sessions_are_a_trace(tmp_path: Path) -> None:
+    log, trace, out = tmp_path / "run.jsonl", tmp_path / "trace.jsonl", tmp_path / "run.json"
+    call("run", *SHORT, "--policy", "misa_t", "--set", "misa.turn_s=5", "--seed", "4", "--record", str(log),
+         "--json", str(out))  # fmt: skip
+    report = replay(log)
+    assert report.same
+    assert report.policy == "misa_t"
+    assert (report.events, report.gaps) == (json.loads(out.read_text())[0]["decisions"], 0)
+    assert report.decisions > 100
+    call("convert", str(log), str(trace))
+    sessions = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert {session["workload"] for session in sessions} == {"agentic", "rlvr", "rlhf"}
+    assert "give one scenario" in refusal("run", "--scenario", "steady,burst", "--record", str(log))
+    assert "--record" in refusal("run", *SHORT, "--record", str(tmp_path / "run.json" / "x"))
 
 
 def test_exact_replicas_give_the_same_rows(tmp_path: Path) -> None:
