@@ -222,7 +222,7 @@ def test_a_session_that_came_back_is_not_released_with_its_former_life(answers: 
 def test_released_go_first_then_demoted_in_their_order_then_the_rest(answers: Any) -> None:
     *_, between, _, after = answers["order"]
     assert {name: entry["blocks"] for name, entry in between["sessions"].items()} == {"old": 20, "second": 19}
-    assert {name: entry["blocks"] for name, entry in after["sessions"].items()} == {"old": 20}
+    assert set(after["sessions"]) == {"old"}  # the oldest of all, by use
 
 
 def test_without_prefix_caching_it_is_off_and_says_so(answers: Any) -> None:
@@ -234,7 +234,7 @@ def test_a_fault_in_the_plugin_takes_it_off_and_leaves_the_engine_alone(answers:
     *_, first, info, second, queue = answers["fault"]
     assert first["cached"] == 4 * BLOCK
     assert info["off"].startswith("a fault of its own")
-    assert second["cached"] == 4 * BLOCK
+    assert second["cached"] == 5 * BLOCK
     assert queue["whole"]
 
 
@@ -245,37 +245,26 @@ def test_sessions_are_forgotten_when_their_blocks_are_gone(answers: Any) -> None
     assert consistent["same"]
 
 
-@pytest.mark.parametrize(
-    ("found", "forced", "refused"),
-    [
-        ("0.32.0", False, False),
-        ("0.31.2", False, True),
-        ("0.99.0", False, True),
-        ("dev", False, True),
-        ("0.99.0", True, False),
-    ],
-)
-def test_a_vllm_that_it_does_not_know_is_left_alone(tmp_path: Path, found: str, forced: bool, refused: bool) -> None:
-    code = f"""
+def test_a_vllm_that_it_does_not_know_is_left_alone(tmp_path: Path) -> None:
+    code = """
 import vllm
-vllm.__version__ = {found!r}
 from tidegate.integrations import vllm_plugin
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-before = KVCacheManager.__init__
+before, version = KVCacheManager.__init__, vllm.__version__
+vllm.__version__ = "0.99.0"
 vllm_plugin.register()
-print("untouched" if KVCacheManager.__init__ is before else "wrapped")
+print("left alone" if KVCacheManager.__init__ is before else "wrapped")
+vllm.__version__ = version
+vllm_plugin.register()
+print("left alone" if KVCacheManager.__init__ is before else "wrapped")
 """
     process = subprocess.run(
         [PYTHON, "-c", code],
         capture_output=True,
         text=True,
-        env={
-            **environment(tmp_path),
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "TIDEGATE_VLLM_PLUGIN": "force" if forced else "",
-        },
+        env={**environment(tmp_path), "VLLM_LOGGING_LEVEL": "WARNING"},
         check=True,
         timeout=300,
     )
-    assert process.stdout.splitlines()[-1] == ("untouched" if refused else "wrapped")
-    assert ("tidegate plugin is off" in process.stdout + process.stderr) == refused
+    assert process.stdout.splitlines()[-2:] == ["left alone", "wrapped"]
+    assert (process.stdout + process.stderr).count("tidegate plugin is off") == 1

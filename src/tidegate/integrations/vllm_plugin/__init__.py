@@ -11,7 +11,7 @@ and gives the router a few calls (`endpoint`), which change nothing but the orde
     GET  /tidegate/info      protocol, versions, whether it works here and why not
 
 Nothing is pinned and nothing is thrown away before its room is needed, so a wrong call costs a recomputation and never
-an answer. Both entry points are read by vLLM: `register` in each of its processes, `endpoint` in its API server. On a
+an answer. Both entry points are read by vLLM: `register` in each of its processes, `routes` in its API server. On a
 vLLM that it does not know, the plugin says so once in vLLM's log and leaves the engine as it is.
 
 Modules here are loaded into vLLM's processes: they import nothing of tidegate outside this package but its version, and
@@ -39,7 +39,7 @@ def register() -> None:
     engine.install()
 
 
-def endpoint() -> Endpoint:
+def routes() -> Endpoint:
     """Entry point of `vllm.endpoint_plugins`."""
     from tidegate.integrations.vllm_plugin.endpoint import Endpoint
 
