@@ -45,6 +45,7 @@ _SHORT = (
     Flag("--overload", "core.admission.overload", ADMISSION),
     Flag("--kv-capacity-tokens", "engines.kv_capacity_tokens", ADMISSION),
     Flag("--request-id-headers", "identity.session_headers", IDENTITY, "x-request-id among them is ignored."),
+    Flag("--infer-sessions", "identity.infer_sessions", IDENTITY, fixed="true"),
     Flag("--prometheus-port", "server.prometheus_port", OBSERVE),
     Flag("--prometheus-host", "server.prometheus_host", OBSERVE),
     Flag("--record", "record.path", OBSERVE),

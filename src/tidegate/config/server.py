@@ -49,6 +49,20 @@ class IdentityConfig(Struct, frozen=True, kw_only=True):
     user_is_session: Annotated[
         bool, Meta(description="Take the body's `user` for the session id if nothing else names one.")
     ] = False
+    infer_sessions: Annotated[
+        bool,
+        Meta(
+            description="Take a request that names no session for the next turn of the one whose prompt and reply its "
+            "prompt goes on from, or else for a new one's first: see docs/clients.md. Off: it is a session of its own."
+        ),
+    ] = False
+    infer_sessions_limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Inferred sessions remembered, the longest unused forgotten first: about 1.2 KB each.",
+        ),
+    ] = 65_536
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,14 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Sample: TypeAlias = tuple[tuple[str, ...], float | Histogram | None]  # label values, value; None: unknown, left out
 
 
+class Inferred(Struct, frozen=True, kw_only=True):
+    """Of sessions that no client named."""
+
+    sessions: int  # that can be gone on with
+    opened: int  # requests taken for a first turn, since the start
+    continued: int  # requests taken for a further one
+
+
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Everything that a scrape reads, taken at one moment."""
 
@@ -44,6 +52,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     recorder: Recorder | None
     listener: Listener
     passing: int  # requests under way that cost no KV and were not admitted
+    inferred: Inferred | None  # None: identity.infer_sessions is off
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -138,6 +147,12 @@ def _alarms(s: Snapshot) -> Iterator[Sample]:
     return (((name,), float(names.count(name))) for name in sorted(set(names)))
 
 
+def _inferred(s: Snapshot) -> Iterator[Sample]:
+    if s.inferred is not None:
+        yield ("first",), float(s.inferred.opened)
+        yield ("further",), float(s.inferred.continued)
+
+
 def _recorder(field: str) -> Callable[[Snapshot], Iterator[Sample]]:
     return lambda s: iter([((), _number(getattr(s.recorder, field)) if s.recorder else None)])
 
@@ -229,6 +244,14 @@ METRICS: tuple[Metric, ...] = (
            "single_request, abandoned (left before admission).",
            "Many expired: the client does not say when a rollout is over; their KV room is held for the idle time.",
            _counted("ended")),
+    Metric("tidegate_inferred_requests_total", "counter", ("turn",),
+           "Requests without a session id, by what their prompt was taken for: the first turn of a session, or a "
+           "further one.",
+           "Absent: identity.infer_sessions is off. Few further ones in a multi-turn workload: prompts do not begin "
+           "with what was replied; have the client send X-Session-ID.", _inferred),
+    Metric("tidegate_inferred_sessions", "gauge", (), "Inferred sessions that a further turn would be recognised of.",
+           "At identity.infer_sessions_limit: the longest unused are forgotten.",
+           _one(lambda s: float(s.inferred.sessions) if s.inferred else None)),
     Metric("tidegate_class_cap_sessions", "gauge", _CLASS, "Sessions of the class that may be live, over all replicas.",
            "Absent: the policy has no cap per class.", _by_class("cap")),
     Metric("tidegate_class_footprint_tokens", "gauge", _CLASS, "Estimated KV footprint of a session.",

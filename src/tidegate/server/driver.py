@@ -33,6 +33,7 @@ from tidegate.proxy.seam import AsgiApp, Exchange, RequestHead
 from tidegate.proxy.tokens import TokenRatios
 from tidegate.proxy.usage import UsageMeter
 from tidegate.server.entry import Entry
+from tidegate.server.inferring import entry_type
 from tidegate.server.passing import Passing
 from tidegate.server.prefix import chunk_bytes, chunk_hashes
 from tidegate.server.refusals import aborted, not_admitted, shutting_down
@@ -209,6 +210,7 @@ class Driver:
             return
         try:
             event = self._account(entry, outcome, error)
+            entry.over()
         except Exception:
             self._fault(exchange.id, "ended")
             event = RequestEnded(at_s=self.now_s(), request=exchange.id, outcome=outcome)
@@ -222,7 +224,7 @@ class Driver:
         identity = self._identifier.identify(head, body)
         now_s = self.now_s()
         request = exchange.id
-        entry = Entry(exchange, self, identity, self.counters.of_class(identity.workload), now_s)
+        entry = entry_type(head)(exchange, self, identity, self.counters.of_class(identity.workload), now_s)
         self._entries[request] = exchange.meter = entry
         size_bytes = head.content_length if body is None else len(body)
         self.handle(
@@ -349,6 +351,8 @@ class Driver:
     # --- refusals and faults -----------------------------------------------------------------------------------------
     def _refuse(self, exchange: Exchange, error: TidegateError) -> None:
         self.counters.refused[error.reason] += 1
+        if isinstance(exchange.meter, Entry):
+            exchange.meter.over()
         exchange.reject(error)
 
     def count_fault(self) -> None:

@@ -25,3 +25,6 @@ class Entry(UsageMeter):
         self.counters = counters  # of its class
         self.arrived_s = arrived_s
         self.placed_s = arrived_s
+
+    def over(self) -> None:
+        """Nothing more will come of it. May be told twice."""

@@ -25,7 +25,7 @@ from tidegate.engines import orca
 from tidegate.engines.control import control_session
 from tidegate.engines.discovery import by_replica, normalise_all
 from tidegate.errors import ConfigError
-from tidegate.observe.metrics import Snapshot, registry
+from tidegate.observe.metrics import Inferred, Snapshot, registry
 from tidegate.observe.recorder import FORMAT, Header, Recorder
 from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
@@ -37,6 +37,8 @@ from tidegate.server import state
 from tidegate.server.app import Routes, StatusApi
 from tidegate.server.control import ControlApi
 from tidegate.server.driver import Driver
+from tidegate.server.inferring import InferringIdentifier, identifier_of
+from tidegate.server.lineage import Lineage
 from tidegate.server.metrics_port import MetricsOnly
 from tidegate.server.mixture import MixtureApi
 from tidegate.server.passing import Passing
@@ -61,6 +63,7 @@ class Gate:
         self.advisor: Advisor
         self.registry: CollectorRegistry
         self._recorder: Recorder | None = None
+        self._lineage: Lineage | None = None
         self.metrics_listener: Listener | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
@@ -90,12 +93,8 @@ class Gate:
         self._recorder = self._open_recorder()
         if self._recorder is not None:
             stack.callback(self._recorder.close)
-        identity = config.identity
-        identifier = Identifier(
-            session_headers=identity.session_headers,
-            read_bodies=identity.read_bodies,
-            user_is_session=identity.user_is_session,
-        )
+        identifier = identifier_of(config.identity)
+        self._lineage = identifier.lineage if isinstance(identifier, InferringIdentifier) else None
         driver = self.driver = Driver(
             scheduler,
             self.clock,
@@ -226,7 +225,14 @@ class Gate:
             recorder=self._recorder,
             listener=self.listener,
             passing=driver.passing.under_way,
+            inferred=self._inferred(),
         )
+
+    def _inferred(self) -> Inferred | None:
+        table = self._lineage
+        if table is None:
+            return None
+        return Inferred(sessions=len(table), opened=table.opened, continued=table.continued)
 
     def state(self) -> dict[str, Any]:
         now_s = self.clock.now_s()

@@ -39,6 +39,7 @@ def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str
         "alarms": list(snapshot.alarms),
         "estimates": estimates,
         "holds": sorted(holds, key=lambda hold: -hold["waited_s"])[:HOLDS_SHOWN],
+        "inferred": snapshot.inferred and msgspec.to_builtins(snapshot.inferred),
         "record": _record(snapshot),
     }
 
