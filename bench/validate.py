@@ -92,7 +92,7 @@ async def validate(
     console.print(f"{len(planned)} cells, about {minutes:.0f} min")
     pairs: list[Pair] = []
     for number, cell in enumerate(planned, start=1):
-        pairs.append(await run_pair(options, servers, cell, found.latency))
+        pairs.append(await run_pair(options, servers, cell, found))
         console.print(f"{number:3}/{len(planned)} {time.strftime('%H:%M:%S')} {describe(pairs[-1])}", highlight=False)
         write(arguments, found, pairs)
     return pairs

@@ -30,7 +30,7 @@ async def test_a_cell_runs_live_and_simulated(replicas: list[Any], tmp_path: Pat
     assert found.engines == len(replicas)
     assert found.latency.step_time_s(512, 512**2 / 2, 4, 2048, 1) > 0.0
     with Servers(tmp_path) as servers:
-        pair = await run_pair(options, servers, Cell("sticky_least_loaded", 3, 0, 5), found.latency)
+        pair = await run_pair(options, servers, Cell("sticky_least_loaded", 3, 0, 5), found)
     assert pair.errors == {}
     assert pair.live.generated_tokens_per_s > 0.0
     assert pair.simulated.generated_tokens_per_s > 0.0

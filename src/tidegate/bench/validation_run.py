@@ -71,7 +71,7 @@ async def fitted(options: ValidationOptions, progress: Callable[[int, int], None
     return fit(seen, budget_tokens=options.config.max_num_batched_tokens, engines=len(options.engines))
 
 
-async def run_pair(options: ValidationOptions, servers: Servers, cell: Cell, latency: LatencyModel) -> Pair:
+async def run_pair(options: ValidationOptions, servers: Servers, cell: Cell, found: Fit) -> Pair:
     await make_cold(options.engines)
     load_before = os.getloadavg()[0]
     gate = await start_gate(servers, cell.policy, options.engines)
@@ -85,7 +85,7 @@ async def run_pair(options: ValidationOptions, servers: Servers, cell: Cell, lat
         repeat=cell.repeat,
         seed=cell.seed,
         live=_observed(result),
-        simulated=simulated(options, cell, latency),
+        simulated=simulated(options, cell, found.latency, found.request_s),
         load_before=load_before,
         driver_cpu_share=result.driver_cpu_share,
         errors=result.errors,
@@ -122,9 +122,9 @@ def _observed(result: LoadResult) -> Observed:
     )
 
 
-def simulated(options: ValidationOptions, cell: Cell, latency: LatencyModel) -> Observed:
+def simulated(options: ValidationOptions, cell: Cell, latency: LatencyModel, request_s: float) -> Observed:
     """The same sessions, started at the same moment, over the same window."""
-    cluster = Cluster(_scenario(options, cell, latency), cell.policy, CoreParams(), cell.seed)
+    cluster = Cluster(_scenario(options, cell, latency, request_s), cell.policy, CoreParams(), cell.seed)
     cluster.run(options.warmup_s)
     before = [replica.totals() for replica in cluster.replicas.values()]
     cluster.run(options.warmup_s + options.duration_s)
@@ -140,7 +140,7 @@ def simulated(options: ValidationOptions, cell: Cell, latency: LatencyModel) -> 
     )
 
 
-def _scenario(options: ValidationOptions, cell: Cell, latency: LatencyModel) -> Scenario:
+def _scenario(options: ValidationOptions, cell: Cell, latency: LatencyModel, request_s: float) -> Scenario:
     config = msgspec.structs.replace(options.config, latency=latency)
     return Scenario(
         name="validation",
@@ -150,6 +150,7 @@ def _scenario(options: ValidationOptions, cell: Cell, latency: LatencyModel) -> 
         replicas=(ReplicaSpec(config=config, count=len(options.engines)),),
         trainer=TrainerSpec(in_flight=cell.concurrency),
         monitor=MonitorSpec(residency=True),
+        request_s=request_s,
         warmup_s=options.warmup_s,
         duration_s=options.duration_s,
     )

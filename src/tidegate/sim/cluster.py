@@ -57,6 +57,7 @@ class Cluster:
             self.replicas,
             labelled=scenario.labelled,
             streams=scenario.streams,
+            hop_s=scenario.request_s / 2,
             recorder=recorder,
         )
         self.clients = Clients(

@@ -38,8 +38,6 @@ Recorder: TypeAlias = Callable[[AnyEvent, Sequence[AnyDecision]], None]
 Answered: TypeAlias = Callable[[Call], None]
 Refused: TypeAlias = Callable[[Call, Reject], None]
 
-# Between gate and replica one way: a hop in one data centre, and our own time for a request.
-HOP_S = 0.0005
 PROGRESS_TOKENS = 128  # what the data path lets pass between two reports of a stream
 MAX_ATTEMPTS = 3  # tries of a call on replicas that fail before their first byte
 
@@ -53,10 +51,11 @@ class Gate:
         *,
         labelled: float = 1.0,
         streams: bool = False,
+        hop_s: float = 0.0005,
         recorder: Recorder | None = None,
     ) -> None:
         """`labelled`: the share of sessions whose requests say their class. `streams`: replies are streamed, so that
-        their growth is seen."""
+        their growth is seen. `hop_s`: between gate and replica, one way."""
         self.scheduler = scheduler
         self.advisor = Advisor(scheduler)
         self.repins = 0
@@ -68,6 +67,7 @@ class Gate:
         self._labels = kernel.stream("labels")
         self._label_of: dict[str, bool] = {}
         self._streams = streams
+        self._hop_s = hop_s
         self._prefix_chunk_tokens = scheduler.prefix_chunk_tokens if scheduler.wants_prefix else 0
         self._calls: dict[int, Call] = {}
         self._waiting: dict[int, None] = {}
@@ -138,7 +138,7 @@ class Gate:
 
     # --- what replicas tell ------------------------------------------------------------------------------------
     def done(self, call: Call) -> None:
-        self._kernel.after(HOP_S, self._replied, call)
+        self._kernel.after(self._hop_s, self._replied, call)
 
     def _replied(self, call: Call) -> None:
         if self._calls.pop(call.id, None) is None:
@@ -206,7 +206,7 @@ class Gate:
         if decision.reason == "repinned":
             self.repins += 1
         call.replica = decision.replica
-        self._kernel.after(HOP_S, self._submit, call, decision.replica)
+        self._kernel.after(self._hop_s, self._submit, call, decision.replica)
 
     def _submit(self, call: Call, url: ReplicaId) -> None:
         if self._calls.get(call.id) is call and call.replica == url:
@@ -215,7 +215,7 @@ class Gate:
                 self.lost(call, url, before_first_byte=True)
                 return
             if call.placed_s is None and not call.attempts:
-                call.first_placed_s = self._kernel.now_s - HOP_S
+                call.first_placed_s = self._kernel.now_s - self._hop_s
             call.placed_s = self._kernel.now_s
             call.rollout.replica = url
             replica.submit(call)

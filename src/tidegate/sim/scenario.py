@@ -32,6 +32,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaSpec, ...]
     trainer: TrainerSpec = TrainerSpec()
     monitor: MonitorSpec = MonitorSpec()
+    # What a request takes beside the gate's wait and the engine's steps: two hops in one data centre, and our own time.
+    # `sim fit` measures what an engine's HTTP server makes of it.
+    request_s: float = 0.001
     warmup_s: float
     duration_s: float  # after the warm-up
     labelled: float = 1.0  # share of sessions that say their class

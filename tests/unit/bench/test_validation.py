@@ -103,10 +103,11 @@ def test_every_cell_runs_once_and_no_policy_is_always_first() -> None:
 
 def test_a_simulated_cell_depends_on_its_seed_and_step_times_only() -> None:
     cell = Cell("sticky_least_loaded", 8, 0, 3)
-    first = simulated(OPTIONS, cell, CPU_TINY)
-    assert first == simulated(OPTIONS, cell, CPU_TINY)
+    first = simulated(OPTIONS, cell, CPU_TINY, 0.001)
+    assert first == simulated(OPTIONS, cell, CPU_TINY, 0.001)
     assert first.hit_rate is not None
     assert first.generated_tokens_per_s > 0.0
-    assert first != simulated(OPTIONS, Cell("sticky_least_loaded", 8, 0, 4), CPU_TINY)
+    assert first != simulated(OPTIONS, Cell("sticky_least_loaded", 8, 0, 4), CPU_TINY, 0.001)
     slow = msgspec.structs.replace(CPU_TINY, step_s=3 * CPU_TINY.step_s)
-    assert simulated(OPTIONS, cell, slow).generated_tokens_per_s < 0.7 * first.generated_tokens_per_s
+    assert simulated(OPTIONS, cell, slow, 0.001).generated_tokens_per_s < 0.7 * first.generated_tokens_per_s
+    assert simulated(OPTIONS, cell, CPU_TINY, 1.0).generated_tokens_per_s < 0.9 * first.generated_tokens_per_s
