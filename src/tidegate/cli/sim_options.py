@@ -95,6 +95,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
     def _changed(self, base: Scenario, in_flight: int | None) -> Scenario:
         changes: dict[str, Any] = {"replicas": tuple(self._specs(base)), "trainer": self._trainer(base, in_flight)}
+        if self.latency is not None:
+            changes["request_s"] = step_times(self.latency).request_s or base.request_s
         if self.warmup_s is not None:
             changes["warmup_s"] = self.warmup_s
         if self.duration_s is not None:
@@ -121,20 +123,27 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
             if self.kv_tokens is not None:
                 config = msgspec.structs.replace(config, num_blocks=self.kv_tokens // config.block_size)
             if self.latency is not None:
-                config = msgspec.structs.replace(config, latency=latency_model(self.latency))
+                config = msgspec.structs.replace(config, latency=step_times(self.latency).latency)
             yield msgspec.structs.replace(spec, config=config)
 
 
-def latency_model(text: str) -> LatencyModel:
-    """A preset's, or one from a file that `sim fit` wrote."""
+class StepTimes(msgspec.Struct, frozen=True):
+    """Of a file that `sim fit` wrote, what a simulation takes."""
+
+    latency: LatencyModel
+    request_s: float | None = None
+
+
+def step_times(text: str) -> StepTimes:
+    """A preset's, or those from a file that `sim fit` wrote."""
     if text in PRESETS:
-        return PRESETS[text]
+        return StepTimes(PRESETS[text])
     path = Path(text)
     if not path.exists():
         raise ConfigError(f"no latency preset {text!r}, known: {', '.join(PRESETS)}; and no such file")
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return msgspec.convert(found.get("latency", found), LatencyModel)
+        return msgspec.convert(found if "latency" in found else {"latency": found}, StepTimes)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: not a latency model: {error}", reason="invalid_setting") from error
 

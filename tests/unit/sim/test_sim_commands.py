@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from tidegate.cli.sim import sim
+from tidegate.cli.sim_options import StepTimes, step_times
 from tidegate.errors import ConfigError
 from tidegate.observe.replay import replay
+from tidegate.sim.hardware import PRESETS
+from tidegate.sim.latency import LatencyModel
 
 SHORT = ["--scenario", "vllm-cpu", "--warmup-s", "5", "--duration-s", "20"]
 
@@ -141,3 +145,20 @@ def test_the_command_is_found_and_fails_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("tidegate: no scenario 'nope'")
     assert "Traceback" not in done.stderr
+
+
+def test_a_fitted_engine_brings_its_step_times_and_what_a_request_takes_beside_them(tmp_path: Path) -> None:
+    model = msgspec.structs.asdict(PRESETS["h100-8b"])
+    fitted = tmp_path / "engine.json"
+    fitted.write_text(json.dumps({"latency": {**model, "prompt_s": 0.25}, "request_s": 0.125, "decode_error": 0.1}))
+    assert step_times(str(fitted)) == StepTimes(LatencyModel(**{**model, "prompt_s": 0.25}), 0.125)
+    fitted.write_text(json.dumps(model))
+    assert step_times(str(fitted)) == StepTimes(PRESETS["h100-8b"], None)
+    rates = []
+    for request_s in (0.001, 5.0):
+        fitted.write_text(json.dumps({"latency": model, "request_s": request_s}))
+        out = tmp_path / "rows.json"
+        call("compare", *SHORT, "--policies", "static_cap", "--seeds", "1", "--processes", "1",
+             "--latency", str(fitted), "--json", str(out))  # fmt: skip
+        rates.append(json.loads(out.read_text())[0]["total_per_min"])
+    assert rates[1] < rates[0]
