@@ -128,3 +128,86 @@ async def test_an_abort_of_all_in_either_dialect_ends_what_runs_and_what_is_held
         assert (status, reply["choices"][0]["finish_reason"]) == (200, "abort")
     state = await gate.state(client)
     assert (state["requests"]["in_flight"], state["requests"]["waiting"]) == (0, 0)
+
+
+# --- sessions that SGLang keeps --------------------------------------------------------------------------------------
+async def knows(client: aiohttp.ClientSession, replica: EmbeddedReplica, session: str) -> bool:
+    """Whether the engine takes a request in it."""
+    body = {"input_ids": [5], "session_params": {"id": session}, "sampling_params": {"max_new_tokens": 1}}
+    async with client.post(f"{replica.url}/generate", json=body) as reply:
+        return reply.status == 200
+
+
+ENDS: dict[str, tuple[str, str, dict[str, Any]] | None] = {
+    "close": ("POST", "/close_session", {"json": {"session_id": "kept"}}),
+    "finish": ("POST", "/finish_session", {"params": {"session_id": "kept"}}),
+    "idle": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("end", "asked"), [("close", True), ("close", False), ("finish", True), ("finish", False), ("idle", True)]
+)
+async def test_a_session_that_a_client_opened_is_closed_at_the_engines_when_it_ends(
+    end: str,
+    asked: bool,
+    pool: dict[str, EmbeddedReplica],
+    start_gate: StartGate,
+    client: aiohttp.ClientSession,
+) -> None:
+    ttl = {"TIDEGATE_CORE_LEDGER_IDLE_TTL_INITIAL_S": "0.5", "TIDEGATE_CORE_LEDGER_IDLE_TTL_FLOOR_S": "0.5"}
+    gate = start_gate([replica.url for replica in pool.values()], settings=ttl if end == "idle" else {})
+    await gate.ready(client, 2)
+    opening = {"capacity_of_str_len": 1000, "session_id": "kept"}
+    assert await ask(client, "POST", f"{gate.url}/open_session", json=opening) == (200, "kept")
+    assert await knows(client, pool["sglang"], "kept")
+    if asked:  # placed by the policy, on whichever replica; the other engine takes no notice of the session
+        body = {"input_ids": [5, 6], "session_params": {"id": "kept"}, "sampling_params": {"max_new_tokens": 1}}
+        assert (await ask(client, "POST", f"{gate.url}/generate", json=body))[0] == 200
+    call = ENDS[end]
+    if call is not None:
+        method, path, arguments = call
+        assert (await ask(client, method, gate.url + path, **arguments))[0] == 200
+
+    async def known() -> bool:
+        return await knows(client, pool["sglang"], "kept")
+
+    await until(known, lambda known: not known)
+
+
+async def test_a_turn_in_an_open_session_brings_only_what_is_new(
+    pool: dict[str, EmbeddedReplica], start_gate: StartGate, client: aiohttp.ClientSession
+) -> None:
+    gate = await gate_of(start_gate, client, pool["sglang"])
+    _, session = await ask(client, "POST", f"{gate.url}/open_session", json={"capacity_of_str_len": 1000})
+    body: dict[str, Any] = {
+        "input_ids": list(range(5, 105)),
+        "rid": "first",
+        "session_params": {"id": session},
+        "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+    }
+    await ask(client, "POST", f"{gate.url}/generate", json=body)
+    body = {**body, "input_ids": [7], "rid": "second", "session_params": {"id": session, "rid": "first"}}
+    _, reply = await ask(client, "POST", f"{gate.url}/generate", json=body)
+    assert reply["meta_info"]["prompt_tokens"] == 100 + 4 + 1
+    assert reply["meta_info"]["cached_tokens"] > 0
+    (await ask(client, "POST", f"{gate.url}/close_session", json={"session_id": session}))
+
+
+async def test_opening_a_session_without_an_sglang_replica_says_so(
+    pool: dict[str, EmbeddedReplica], start_gate: StartGate, client: aiohttp.ClientSession
+) -> None:
+    gate = await gate_of(start_gate, client, pool["vllm"])
+    status, said = await ask(client, "POST", f"{gate.url}/open_session", json={"capacity_of_str_len": 1})
+    assert (status, said["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_session_that_is_open_already_is_the_engines_refusal(
+    pool: dict[str, EmbeddedReplica], start_gate: StartGate, client: aiohttp.ClientSession
+) -> None:
+    gate = await gate_of(start_gate, client, pool["sglang"])
+    opening = {"capacity_of_str_len": 1, "session_id": "twice"}
+    assert (await ask(client, "POST", f"{gate.url}/open_session", json=opening))[0] == 200
+    status, said = await ask(client, "POST", f"{gate.url}/open_session", json=opening)
+    assert (status, said["error"]["code"]) == (400, "control_failed")
+    await ask(client, "POST", f"{gate.url}/close_session", json={"session_id": "twice"})

@@ -20,6 +20,7 @@ from tidegate.policy.reasons import ADVICE, CLASS_ADVICE, HOLD, PLACE, REJECT
 from tidegate.proxy.identity import FINAL_HEADER, INFERENCE_PATHS, SESSION_HEADERS
 from tidegate.server.app import StatusApi
 from tidegate.server.control import CONTROL_PATHS
+from tidegate.server.engine_sessions import EngineSessions
 from tidegate.server.mixture import MixtureApi
 from tidegate.server.sessions import SessionsApi
 from tidegate.server.workers import WorkersApi
@@ -44,7 +45,7 @@ def test_every_setting_and_metric_is_on_its_page() -> None:
 def own_routes() -> set[str]:
     """Of each API, without making one: its methods name their paths."""
     found = set()
-    for api in (StatusApi, SessionsApi, WorkersApi, MixtureApi):
+    for api in (StatusApi, SessionsApi, EngineSessions, WorkersApi, MixtureApi):
         for route in api.routes(api.__new__(api)):
             found |= {f"{method} {route.path.replace(':path', '')}" for method in (route.methods or set()) - {"HEAD"}}
     return found

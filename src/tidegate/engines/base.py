@@ -78,6 +78,11 @@ class EngineAdapter(Protocol):
         ...
 
     @property
+    def keeps_sessions(self) -> bool:
+        """Whether clients can open sessions in it (/open_session), which it keeps until they are closed."""
+        ...
+
+    @property
     def kv_sources_path(self) -> str: ...
 
     def kv_sources(self, body: bytes, host: str) -> list[KvSource]:

@@ -68,6 +68,7 @@ class SglangAdapter:
     health_path = "/health"
     pause_probe_path = "/ready"
     pause_clears_cache = False
+    keeps_sessions = True
     kv_sources_path = "/server_info"
 
     def read(self, samples: Samples) -> Reading:

@@ -64,6 +64,7 @@ class VllmAdapter:
     health_path = "/health"
     pause_probe_path = "/is_paused"
     pause_clears_cache = True
+    keeps_sessions = False
     kv_sources_path = "/kv_event_sources"
 
     def read(self, samples: Samples) -> Reading:

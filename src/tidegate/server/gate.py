@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +38,7 @@ from tidegate.server import state
 from tidegate.server.app import Routes, StatusApi
 from tidegate.server.control import ControlApi
 from tidegate.server.driver import Driver
+from tidegate.server.engine_sessions import EngineSessions
 from tidegate.server.inferring import InferringIdentifier, identifier_of
 from tidegate.server.lineage import Lineage
 from tidegate.server.metrics_port import MetricsOnly
@@ -47,6 +49,7 @@ from tidegate.server.replicas import Replicas
 from tidegate.server.retention import Retention, plugin_headers
 from tidegate.server.sessions import SessionsApi
 from tidegate.server.workers import WorkersApi
+from tidegate.types import AnyDecision, AnyEvent
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
@@ -59,6 +62,7 @@ class Gate:
         self.driver: Driver
         self.replicas: Replicas
         self.retention: Retention
+        self.engine_sessions: EngineSessions
         self.pausing: Pausing
         self.advisor: Advisor
         self.registry: CollectorRegistry
@@ -113,8 +117,10 @@ class Gate:
         stack.push_async_callback(self.replicas.close)
         driver.passing = Passing(self.replicas.answering, driver.home, driver.counters, config.server.max_attempts)
         self.retention = Retention(engines, client, plugin_headers(engines))
+        self.engine_sessions = EngineSessions(self.replicas, plugin_headers(engines))
+        stack.push_async_callback(self.engine_sessions.close)
         stack.push_async_callback(self.retention.close)
-        driver.told = self.retention.told
+        driver.told = self._told
         self.pausing = Pausing(self.replicas, driver.handle, self.clock)
         self.registry = registry(self.snapshot)
         routes = self._routes(scheduler, identifier)
@@ -150,8 +156,12 @@ class Gate:
         status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state, self.advisor.look)
         workers = WorkersApi(self.replicas, self.retention, scheduler, clock)
         mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
-        apis = (status, sessions, workers, mixture, control)
+        apis = (status, sessions, workers, mixture, control, self.engine_sessions)
         return Routes([route for api in apis for route in api.routes()], driver.count_fault)
+
+    def _told(self, event: AnyEvent, decisions: Sequence[AnyDecision]) -> None:
+        self.retention.told(event, decisions)
+        self.engine_sessions.told(event, decisions)
 
     def _open_recorder(self) -> Recorder | None:
         config = self.config
