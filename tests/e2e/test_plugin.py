@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from tests.e2e.conftest import Replica, StartGate, _start
+from tests.e2e.embedded import EmbeddedReplica
 from tests.e2e.gate import Gate
 from tests.e2e.inference import token_ids
 from tests.e2e.turns import attempt, finish, turn
@@ -50,6 +52,11 @@ async def plugin(gate: Gate, client: aiohttp.ClientSession) -> Any:
     return replica["plugin"]
 
 
+async def exposition(gate: Gate, client: aiohttp.ClientSession) -> str:
+    async with client.get(f"{gate.url}/metrics") as reply:
+        return await reply.text()
+
+
 async def resident(replica: Replica, client: aiohttp.ClientSession) -> Any:
     async with client.get(f"{replica.url}/tidegate/sessions") as reply:
         return (await reply.json())["sessions"]
@@ -71,8 +78,7 @@ async def test_a_finished_session_is_released(
     }
     await finish(client, gate.url, "ends")
     await until_resident(plugged, client, lambda sessions: set(sessions) == {"stays"})
-    async with client.get(f"{gate.url}/metrics") as reply:
-        text = await reply.text()
+    text = await exposition(gate, client)
     assert f'tidegate_plugin_moved_blocks_total{{hint="release",replica="{plugged.url}"}} 16.0' in text
     assert f'tidegate_plugin_used{{reason="ok",replica="{plugged.url}"}} 1.0' in text
 
@@ -142,6 +148,30 @@ async def test_an_engine_without_it_is_used_as_ever(
     await turn(client, gate.url, "some")
     await finish(client, gate.url, "some")
     await gate.idle(client)
+
+
+@pytest.mark.embedded
+async def test_a_finished_session_is_closed_in_an_sglang_that_keeps_sessions(
+    start_gate: StartGate, tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    sglang = EmbeddedReplica(tmp_path / "sglang.log", dialect="sglang", plugin=True)
+    sglang.start()
+    try:
+        sglang.wait_ready()
+        gate = await gate_of(start_gate, sglang, client)
+        assert (await plugin(gate, client))["kind"] == "session_radix_cache"
+        live = token_ids(6000, "live")
+        await turn(client, gate.url, "live", live)
+        for number in range(4):
+            dead = f"dead-{number}"
+            await turn(client, gate.url, dead, token_ids(4000, dead))
+            await finish(client, gate.url, dead)
+            told = f'tidegate_plugin_sessions_total{{hint="release",replica="{sglang.url}"}} {number + 1}.0'
+            await until(lambda: exposition(gate, client), lambda text, told=told: told in text)
+        reply = await turn(client, gate.url, "live", live + token_ids(50, "next"))
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 6000 - 2 * BLOCK_TOKENS
+    finally:
+        sglang.process.kill()
 
 
 async def test_a_restarted_engine_is_asked_again(

@@ -33,6 +33,13 @@ KV_EVENTS_REMEDY = (
     "without them the resident KV of a session is estimated"
 )
 
+PLUGIN_REMEDIES = {
+    "absent": "install tidegate beside vLLM and start it with VLLM_PLUGINS=tidegate; see docs/vllm-plugin.md",
+    "unauthorized": "engines.plugin_key_file: a file with the engine's API key",
+    "protocol": "install the gate's own release of tidegate beside vLLM",
+    "off_in_engine": "see docs/vllm-plugin.md; all else works without it",
+}
+
 
 class Finding(Struct, frozen=True):
     where: str
@@ -121,6 +128,8 @@ async def engine_findings(client: aiohttp.ClientSession, replica: dict[str, Any]
         findings += reading_findings(url, adapter, metrics.body)
     findings.append(await pause_finding(client, url, adapter))
     findings.append(await kv_events_finding(client, url, adapter))
+    if adapter.name == "vllm":
+        findings.append(plugin_finding(url, replica.get("plugin") or {}))
     return findings
 
 
@@ -148,6 +157,15 @@ async def pause_finding(client: aiohttp.ClientSession, url: str, adapter: Engine
         f"it has no pause: {adapter.pause_probe_path} answered {answer.status}",
         "start vLLM with VLLM_SERVER_DEV_MODE=1 if weights are to be updated through the gate",
     )
+
+
+def plugin_finding(url: str, plugin: dict[str, Any]) -> Finding:
+    """As the gate sees it, which has the key for it."""
+    reason, detail = plugin.get("reason", "not_asked"), plugin.get("detail") or ""
+    if plugin.get("used"):
+        return Finding(url, "ok", f"its plugin {plugin['version']} is told which sessions ended")
+    what = f"it evicts KV without regard to sessions: plugin {reason}" + (f" ({detail})" if detail else "")
+    return Finding(url, "ok" if reason == "switched_off" else "warn", what, PLUGIN_REMEDIES.get(reason, ""))
 
 
 async def kv_events_finding(client: aiohttp.ClientSession, url: str, adapter: EngineAdapter) -> Finding:

@@ -62,7 +62,12 @@ from tidegate.sim.latency import PRESETS
     "--kv-events-replay-port", type=click.IntRange(0, 65535), help="Replay KV events here (ZMQ ROUTER); 0: free."
 )
 @click.option("--kv-events-topic", default="", help="Default: kv@HOST:PORT@MODEL.")
-@click.option("--plugin/--no-plugin", default=False, show_default=True, help="With tidegate's plugin for vLLM.")
+@click.option(
+    "--plugin/--no-plugin",
+    default=False,
+    show_default=True,
+    help="Eviction by session: with tidegate's plugin for vLLM; as sglang, with its session radix cache.",
+)
 @click.option(
     "--shutdown-timeout",
     "shutdown_timeout_s",

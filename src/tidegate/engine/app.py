@@ -61,7 +61,7 @@ class EngineApp:
         self._registry = registry_of(core, self._http) if self._is_vllm else sglang_metrics.registry_of(core)
         self._routes = ROUTES[core.config.dialect]
         self._paths = frozenset(path for _, path in self._routes)
-        self._plugin = None if core.plugin is None else plugin.plugin_app(core.plugin)
+        self._plugin = plugin.plugin_app(core.plugin) if core.plugin is not None and self._is_vllm else None
         self._load = 0  # inference requests being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

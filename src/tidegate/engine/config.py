@@ -41,7 +41,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         int | None, Meta(description="Replay KV events on this port (ZMQ ROUTER); 0: a free one. None: do not.")
     ] = None
     kv_events_topic: str = ""
-    plugin: Annotated[bool, Meta(description="With tidegate's plugin for vLLM: eviction by session.")] = False
+    plugin: Annotated[
+        bool, Meta(description="Eviction by session: tidegate's plugin for vLLM, or SGLang's session radix cache.")
+    ] = False
     shutdown_timeout_s: Annotated[
         float, Meta(ge=0, description="On SIGTERM, let running requests go on for so long. 0: abort them.")
     ] = 0.0

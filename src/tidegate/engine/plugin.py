@@ -1,4 +1,7 @@
-"""tidegate's plugin for vLLM in the embedded engine: the plugin's own routes and books, over the simulated pool."""
+"""tidegate's plugin for vLLM in the embedded engine: the plugin's own routes and books, over the simulated pool.
+
+In SGLang's dialect it stands for --enable-session-radix-cache, whose sessions end with /close_session.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,9 @@ class PluginEngine:
         if name == "info":
             return [self._info()]
         return [carry_out(self._retention, name, sessions, self._running())]
+
+    def release(self, session: str) -> None:
+        self._retention.release([session], [one.request for one in self._running() if one.session == session])
 
     def reset(self) -> None:
         """The prefix cache is empty."""

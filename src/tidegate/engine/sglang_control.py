@@ -58,7 +58,13 @@ async def health(core: EngineCore, call: Call) -> None:
 
 
 async def server_info(core: EngineCore, call: Call) -> None:
-    await call.json({"model_path": core.config.served_model_name, "version": __version__, "kv_events": None})
+    server: dict[str, Any] = {
+        "model_path": core.config.served_model_name,
+        "version": __version__,
+        "kv_events": None,
+        "enable_session_radix_cache": core.plugin is not None,
+    }
+    await call.json(server)
 
 
 async def loads(core: EngineCore, call: Call) -> None:
@@ -86,6 +92,8 @@ async def close_session(core: EngineCore, call: Call) -> None:
     if not isinstance(session, str):
         raise Refusal("Field required", param="session_id")
     core.sessions.close(session)
+    if core.plugin is not None:
+        core.plugin.release(session)
     await call.raw(200, b"")
 
 

@@ -1,15 +1,18 @@
-"""tidegate's plugin in one replica: whether it is there, and telling it of sessions.
+"""What one replica can be told of sessions, and telling it.
 
-    release   the session is over: its KV is evicted first
-    demote    it is paused: its KV is evicted next
-    protect   it goes on: its KV is evicted last
+                                                      tidegate's plugin (vLLM)   session radix cache (SGLang)
+    release   it is over: its KV is evicted first     POST /tidegate/release     POST /close_session
+    demote    it is paused: its KV is evicted next    POST /tidegate/demote      -
+    protect   it goes on: its KV is evicted last      POST /tidegate/protect     -
 
 Telling is a hint, never waited for: `tell` returns at once, what was told last of a session counts, and calls go out
 one at a time, with all that was told meanwhile. A call that fails is counted and not repeated, since a lost hint costs
 some cached tokens and a queue of them would cost the engine's time when it has the least of it.
 
-The replica is asked what it has (`GET /tidegate/info`) each time it becomes usable or was restarted, and every
-`LOOK_AGAIN_S` as long as it gives no answer. A plugin with another protocol than ours is not used.
+The replica is asked what it has (`GET /tidegate/info`, else `GET /server_info`) each time it becomes usable or was
+restarted, and every `LOOK_AGAIN_S` as long as it gives no answer. A plugin with another protocol than ours is not used.
+SGLang's own cache keeps what open sessions refer to longer than the rest, if it was started with
+--enable-session-radix-cache; it knows the sessions that requests name in their body.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ PROTOCOL = 1  # of tidegate.integrations.vllm_plugin.protocol; a test compares t
 LOOK_AGAIN_S = 10.0
 MAX_PENDING = 4096  # sessions: more than a replica holds; beyond it the oldest hint is dropped
 BATCH = 256  # sessions in a call: it runs between two engine steps, and should not be felt
+AT_ONCE = 8  # calls, where each is for one session
 
 
 class PluginView(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,7 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int | None = None
     features: tuple[str, ...] = ()
     instance: str | None = None  # another one after a restart
+    kind: Literal["plugin", "session_radix_cache"] | None = None
 
 
 NOT_ASKED = PluginView(used=False, reason="not_asked")
@@ -66,6 +71,7 @@ def understood(result: Result) -> PluginView:
         return PluginView(used=False, reason="unanswered", detail=f"status {result.status}, and not what was expected")
     features, instance = body.get("features"), body.get("instance")
     told: dict[str, Any] = {
+        "kind": "plugin",
         "version": str(body.get("version")),
         "protocol": body["protocol"],
         "features": tuple(str(name) for name in features) if isinstance(features, list) else (),
@@ -78,6 +84,15 @@ def understood(result: Result) -> PluginView:
     if body.get("off"):
         return PluginView(used=False, reason="off_in_engine", detail=str(body["off"]), **told)
     return PluginView(used=True, reason="ok", **told)
+
+
+def understood_sglang(result: Result) -> PluginView | None:
+    """What the answer to GET /server_info says; None: nothing of a cache that knows sessions."""
+    body = result.body
+    if result.status != 200 or not isinstance(body, dict) or body.get("enable_session_radix_cache") is not True:
+        return None
+    version = str(body["version"]) if "version" in body else None
+    return PluginView(used=True, reason="ok", kind="session_radix_cache", version=version, features=("release",))
 
 
 class Tally:
@@ -152,10 +167,10 @@ class Plugin:
             await self._look()
 
     async def _look(self) -> None:
-        result = await call(
-            self._client, self.url, "GET", "/tidegate/info", headers=self._headers, timeout_s=self._timeout_s
-        )
-        before, self.view = self.view, understood(result)
+        before, found = self.view, understood(await self._call("GET", "/tidegate/info"))
+        if found.reason == "absent":
+            found = understood_sglang(await self._call("GET", "/server_info")) or found
+        self.view = found
         if not self.view.used:
             self._pending.clear()
         if (before.reason, before.protocol, before.version) != (
@@ -188,21 +203,38 @@ class Plugin:
         sessions = list(islice(same, BATCH))
         for session in sessions:
             del self._pending[session]
-        result = await call(
-            self._client,
-            self.url,
-            "POST",
-            f"/tidegate/{hint}",
-            headers=self._headers,
-            body=msgspec.json.encode({"session_ids": sessions}),
-            timeout_s=self._timeout_s,
-        )
+        if self.view.kind == "session_radix_cache":
+            await self._close_sessions(sessions)
+            return
+        result = await self._call("POST", f"/tidegate/{hint}", {"session_ids": sessions})
         if result.ok and isinstance(result.body, dict):
             self._tally.sessions[self.url, hint] += len(sessions)
             moved = result.body.get("moved_blocks")
             self._tally.moved_blocks[self.url, hint] += moved if isinstance(moved, int) else 0
             return
         self._failed(result, len(sessions))
+
+    async def _close_sessions(self, sessions: list[SessionId]) -> None:
+        """A session that SGLang does not know is no error to it."""
+        for begin in range(0, len(sessions), AT_ONCE):
+            some = sessions[begin : begin + AT_ONCE]
+            results = await asyncio.gather(*(self._call("POST", "/close_session", {"session_id": s}) for s in some))
+            self._tally.sessions[self.url, "release"] += sum(result.ok for result in results)
+            failed = [result for result in results if not result.ok]
+            if failed:
+                self._failed(failed[0], len(failed))
+                return
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Result:
+        return await call(
+            self._client,
+            self.url,
+            method,
+            path,
+            headers=self._headers,
+            body=None if body is None else msgspec.json.encode(body),
+            timeout_s=self._timeout_s,
+        )
 
     def _failed(self, result: Result, sessions: int) -> None:
         """Whatever is left of it is seen by the next look."""

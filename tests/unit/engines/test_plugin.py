@@ -202,6 +202,47 @@ async def test_a_hint_that_the_plugin_does_not_know_is_not_sent() -> None:
             await eventually(lambda: sent(replica) == [("release", ["b"])])
 
 
+@contextlib.asynccontextmanager
+async def sglang(**answers: tuple[int, str]) -> AsyncIterator[tuple[StubReplica, Plugin]]:
+    async with stub_replica() as replica:
+        replica.answers["/server_info"] = (200, '{"enable_session_radix_cache": true, "version": "0.5.23"}')
+        replica.answers["/close_session"] = answers.get("close_session", (200, ""))
+        async with told(replica) as plugin:
+            plugin.doubt()
+            await eventually(lambda: plugin.view.used)
+            yield replica, plugin
+
+
+def closed(replica: StubReplica) -> list[str]:
+    return [json.loads(body)["session_id"] for _, path, _, body in replica.calls if path == "/close_session"]
+
+
+async def test_sessions_of_an_sglang_that_keeps_them_are_closed_and_nothing_else() -> None:
+    async with sglang() as (replica, plugin):
+        assert (plugin.view.kind, plugin.view.version) == ("session_radix_cache", "0.5.23")
+        plugin.tell("demote", "paused")
+        for number in range(20):
+            plugin.tell("release", f"s{number}")
+        await eventually(lambda: len(closed(replica)) == 20)
+        assert set(closed(replica)) == {f"s{number}" for number in range(20)}
+        await eventually(lambda: plugin._tally.sessions[replica.url, "release"] == 20)
+
+
+async def test_an_sglang_that_refuses_is_asked_again() -> None:
+    async with sglang(close_session=(400, "")) as (replica, plugin):
+        plugin.tell("release", "a")
+        await eventually(lambda: plugin._tally.failures[replica.url, "status_400"] == 1)
+
+
+@pytest.mark.parametrize("info", ["{}", '{"enable_session_radix_cache": false}', "[]", '{"vllm_config": {}}'])
+async def test_other_engines_are_told_nothing(info: str) -> None:
+    async with stub_replica() as replica:
+        replica.answers["/server_info"] = (200, info)
+        async with told(replica) as plugin:
+            plugin.doubt()
+            await eventually(lambda: plugin.view.reason == "absent")
+
+
 async def test_the_key_goes_along() -> None:
     async with stub_replica() as replica:
         replica.answers["/tidegate/info"] = (200, json.dumps(INFO))
