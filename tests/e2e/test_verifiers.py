@@ -26,7 +26,8 @@ EPISODES_PER_TASK, TASKS = 2, 4
 
 async def rollouts(gate: Gate, kind: str, ending: str) -> Any:
     command = [PYTHON, PROGRAM / "rollouts.py", kind, f"{gate.url}/v1", MODELS / "tiny", ending, EPISODES_PER_TASK, 4]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PROGRAM)}
+    paths = f"{PROGRAM}:{ROOT / 'src'}"  # tidegate.client needs none of the gate's packages
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     done = await asyncio.to_thread(
         subprocess.run, [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=200
     )
@@ -47,7 +48,7 @@ def recorded(log: Path) -> tuple[Counter[str], list[dict[str, Any]]]:
     return turns, ended
 
 
-@pytest.mark.parametrize("ending", ["calls", "silent"])
+@pytest.mark.parametrize("ending", ["calls", "silent", "scheduler"])
 @pytest.mark.parametrize("kind", ["eval", "train"])
 async def test_rollouts_complete_and_their_sessions_end(
     kind: str,
@@ -58,7 +59,7 @@ async def test_rollouts_complete_and_their_sessions_end(
     tmp_path: Path,
 ) -> None:
     """`silent` is stock verifiers, which never says that a rollout is over: idle time ends its sessions. The train
-    client sends no class: it is known only to a gate that was told by /start_session."""
+    client sends no class: it is known only to a gate that was told by /start_session, as RolloutScheduler does."""
     log = tmp_path / "decisions.jsonl"
     settings = {"TIDEGATE_RECORD_PATH": str(log)}
     if ending == "silent":
@@ -75,13 +76,13 @@ async def test_rollouts_complete_and_their_sessions_end(
     assert [trace["reward"] for trace in traces] == [1.0] * len(traces)
 
     classes = (await gate.state(client))["classes"]
-    labelled = kind == "eval" or ending == "calls"
+    labelled = kind == "eval" or ending != "silent"
     assert ({"math", "swe"} <= classes.keys()) is labelled
     await gate.idle(client)
     await asyncio.to_thread(gate.process.terminate)
     turns, ended = recorded(log)
     assert turns == {trace["session"]: TURNS[trace["workload"]] for trace in traces}
     causes = Counter(end["cause"] for end in ended)
-    assert causes == {"finished" if ending == "calls" else "expired": len(traces)}
+    assert causes == {"expired" if ending == "silent" else "finished": len(traces)}
     if labelled:
         assert {end["session"]: end["workload"] for end in ended} == {t["session"]: t["workload"] for t in traces}

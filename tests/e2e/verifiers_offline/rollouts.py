@@ -1,8 +1,9 @@
 """Rollouts of the offline taskset through an OpenAI-compatible base URL; prints what came of them as JSON.
 
-    rollouts.py (eval|train) BASE_URL TOKENIZER_DIR (calls|silent) EPISODES_PER_TASK CONCURRENCY
+    rollouts.py (eval|train) BASE_URL TOKENIZER_DIR (calls|silent|scheduler) EPISODES_PER_TASK CONCURRENCY
 
-`calls` imports session_calls; `silent` is stock verifiers, which never says that a rollout has ended.
+`calls` imports session_calls; `silent` is stock verifiers, which never says that a rollout has ended; `scheduler`
+starts the rollouts by tidegate's client, in equal shares of both kinds and as many at once as the gate advises.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 async def main(kind: str, base_url: str, tokenizer: str, ending: str, episodes: int, concurrency: int) -> None:
     session_calls = importlib.import_module("session_calls") if ending == "calls" else None
+    scheduled_rollouts = importlib.import_module("scheduled").rollouts if ending == "scheduler" else None
     common = {"base_url": base_url, "api_key_var": "OFFLINE_API_KEY"}
     client = (
         EvalClientConfig(**common)
@@ -38,7 +40,10 @@ async def main(kind: str, base_url: str, tokenizer: str, ending: str, episodes: 
     slots = [slot for task in environment.taskset for slot in environment.slots(task, episodes)]
     semaphore = asyncio.Semaphore(concurrency)
     async with environment.serving():
-        done = await asyncio.gather(*(environment.run_slot(slot, context, semaphore) for slot in slots))
+        if scheduled_rollouts:
+            done = await scheduled_rollouts(environment, context, slots, base_url)
+        else:
+            done = await asyncio.gather(*(environment.run_slot(slot, context, semaphore) for slot in slots))
     if session_calls:
         await session_calls.settled()
     traces = [
