@@ -66,6 +66,34 @@ def configs(draw: st.DrawFn) -> ReplicaConfig:
     )
 
 
+@st.composite
+def crowds(draw: st.DrawFn) -> list[SessionPlan]:
+    """Short prompts and long answers: more than fits, so that those who run preempt each other."""
+    sessions = []
+    for index in range(draw(st.integers(3, 8))):
+        turns = [
+            TurnPlan(new_tokens=draw(st.integers(1, 12)), output_tokens=draw(st.integers(8, 40)))
+            for _ in range(draw(st.integers(1, 2)))
+        ]
+        sessions.append(SessionPlan(workload="w", index=index, turns=tuple(turns)))
+    return sessions
+
+
+@st.composite
+def tight_configs(draw: st.DrawFn) -> ReplicaConfig:
+    return ReplicaConfig(
+        num_blocks=draw(st.integers(29, 40)),
+        block_size=BLOCK,
+        max_model_len=112,
+        max_num_seqs=8,
+        max_num_batched_tokens=draw(st.integers(8, 24)),
+        enable_prefix_caching=draw(st.booleans()),
+        reserve_full_prompt=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        latency=LATENCY,
+    )
+
+
 class Run:
     """Closed-loop sessions on one replica, with disturbances at given times."""
 
@@ -143,13 +171,12 @@ class Run:
         self.seen.extend((0, 0, self.replica.resident_tokens(r), 0) for _, r in sorted(self.rollouts.items()))
 
 
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_the_fast_replica_answers_as_the_exact_one(data: st.DataObject) -> None:
-    config, sessions = data.draw(configs()), data.draw(plans())
-    starts_s = [data.draw(st.floats(0.0, 3.0)) + 0.00001 * index for index in range(len(sessions))]
-    what = st.tuples(st.floats(0.0, 6.0), st.sampled_from(["flush", "pause", "abort", "look", "look"]))
-    disturbances = data.draw(st.lists(what, max_size=5))
+def agree(
+    config: ReplicaConfig,
+    sessions: list[SessionPlan],
+    starts_s: list[float],
+    disturbances: list[tuple[float, str]],
+) -> None:
     runs: list[Any] = [Run(make, config, sessions, starts_s, disturbances) for make in (ExactReplica, FastReplica)]
     exact, fast = (run.run() for run in runs)
     assert [answer[:2] for answer in runs[1].answers] == [answer[:2] for answer in runs[0].answers]
@@ -157,3 +184,22 @@ def test_the_fast_replica_answers_as_the_exact_one(data: st.DataObject) -> None:
     assert [a[2] for a in runs[1].answers] == pytest.approx([a[2] for a in runs[0].answers], abs=1e-6)
     assert runs[1].seen == runs[0].seen
     assert fast == exact
+
+
+def starts(data: st.DataObject, sessions: list[SessionPlan], within_s: float) -> list[float]:
+    return [data.draw(st.floats(0.0, within_s)) + 0.00001 * index for index in range(len(sessions))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_fast_replica_answers_as_the_exact_one(data: st.DataObject) -> None:
+    config, sessions = data.draw(configs()), data.draw(plans())
+    what = st.tuples(st.floats(0.0, 6.0), st.sampled_from(["flush", "pause", "abort", "look", "look"]))
+    agree(config, sessions, starts(data, sessions, 3.0), data.draw(st.lists(what, max_size=5)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_it_preempts_as_the_exact_one(data: st.DataObject) -> None:
+    config, sessions = data.draw(tight_configs()), data.draw(crowds())
+    agree(config, sessions, starts(data, sessions, 0.3), [])
