@@ -1,6 +1,6 @@
 """The number of sessions in flight, as the gate advises it: asked for every few seconds.
 
-    following   the gate answers: its advice, at most `max_sessions`
+    following   the gate answers: this scheduler's `part` of its advice, at most `max_sessions`
     fixed       there is no gate, it has not answered yet, or what answers gives no advice: the user's own numbers
     last        it answered before and does not now (a restart): its last advice, which is still the best guess
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from math import floor
 from typing import Literal, TypeAlias
 
 from tidegate.client.errors import GateError
@@ -29,6 +30,7 @@ class Feed:
         gate: GateApi,
         fixed: Limits,
         *,
+        part: float,
         max_sessions: int | None,
         poll_s: float,
         set_limits: Callable[[Limits], None],
@@ -40,6 +42,7 @@ class Feed:
         self.reason = "no advice yet"
         self._gate = gate
         self._fixed = fixed
+        self._part = part
         self._max_sessions = max_sessions
         self._poll_s = poll_s
         self._set_limits = set_limits
@@ -67,10 +70,14 @@ class Feed:
 
     def _heard(self, advice: Advice) -> None:
         self.source, self.reason = "following", advice.reason
-        most = self._max_sessions
-        sessions = advice.limits.sessions if most is None else min(most, advice.limits.sessions)
-        self._set_limits(Limits(sessions, advice.limits.classes))
+        sessions = self._own(advice.limits.sessions)
+        if self._max_sessions is not None:
+            sessions = min(sessions, self._max_sessions)
+        self._set_limits(Limits(sessions, {name: self._own(number) for name, number in advice.limits.classes.items()}))
         self._say(f"following the advice of the gate at {self._gate.root}: {sessions} sessions ({advice.reason})")
+
+    def _own(self, sessions: int) -> int:
+        return max(1, floor(sessions * self._part + 1e-9))
 
     def _lost(self, error: GateError) -> None:
         self.reason = str(error)

@@ -55,6 +55,7 @@ class RolloutScheduler:
         mixture: Mapping[str, float] | None = None,
         sessions: int | Mapping[str, int] = 64,
         max_sessions: int | None = None,
+        part: float = 1.0,
         poll_s: float = POLL_S,
         on_pause: Callback | None = None,
         on_resume: Callback | None = None,
@@ -66,6 +67,8 @@ class RolloutScheduler:
         `mixture`: the share of the rollouts that each class shall have; scaled to a sum of 1, and told to the gate.
         `sessions`: at most so many in flight while there is no advice; by class, if it is a mapping.
         `max_sessions`: never more, whatever is advised.
+        `part`: of the pool that is this scheduler's, 0 to 1; a trainer of 8 processes gives each 1 / 8, because the
+        gate advises for all of them together.
         `poll_s`: seconds between two looks at the advice.
         `on_pause`, `on_resume`: called (awaited, if async) when the pool is paused for new weights and goes on.
         `progress`: a progress bar on stderr.
@@ -77,22 +80,25 @@ class RolloutScheduler:
             raise ValueError(f"at most {max_sessions} sessions")
         if poll_s <= 0:
             raise ValueError(f"a poll every {poll_s} s")
+        if not 0 < part <= 1:
+            raise ValueError(f"a part of {part} of the sessions")
         self._api = None if base_url is None else GateApi(base_url, headers=headers)
         self._slots = Slots(_at_most(fixed, max_sessions), mixture)
         self._limiter = Limiter(self._slots)
         self._pausing = Pausing(self._api, self._limiter, on_pause, on_resume)
         self._courier = None if self._api is None else Courier(self._api)
         self._sessions = Sessions(self._limiter, self._courier, self.base_url, self._show)
-        self._feed = None if self._api is None else self._make_feed(self._api, fixed, max_sessions, poll_s)
+        self._feed = None if self._api is None else self._make_feed(self._api, fixed, part, max_sessions, poll_s)
         self._bar = ProgressBar(self.stats) if progress else None
         self._polling: asyncio.Task[None] | None = None
         self._close_s = close_s
         self._entered = False
 
-    def _make_feed(self, api: GateApi, fixed: Limits, max_sessions: int | None, poll_s: float) -> Feed:
+    def _make_feed(self, api: GateApi, fixed: Limits, part: float, max_sessions: int | None, poll_s: float) -> Feed:
         return Feed(
             api,
             fixed,
+            part=part,
             max_sessions=max_sessions,
             poll_s=poll_s,
             set_limits=self._limiter.set_limits,

@@ -227,6 +227,17 @@ async def test_its_own_number_is_the_most(fake: FakeGate) -> None:
         assert gate.stats().limit == 3
 
 
+async def test_a_part_of_the_pool_is_a_part_of_the_advice(fake: FakeGate) -> None:
+    fake.advice = advice(21, {"a": 16, "b": 5})
+    async with RolloutScheduler(fake.url, part=1 / 4, **QUICK) as gate:
+        stats = gate.stats()
+        assert stats.limit == 5
+        assert gate.stats().source == "following"
+        async with gate.session(workload="a"), gate.session(workload="b"):
+            by_class = gate.stats().classes
+        assert (by_class["a"].limit, by_class["b"].limit) == (4, 1)
+
+
 async def test_without_a_gate_it_is_a_plain_limiter() -> None:
     async with RolloutScheduler(None, sessions={"a": 1, "b": 2}) as gate:
         async with gate.session(workload="a") as s:
@@ -304,6 +315,8 @@ async def test_a_mixture_that_the_gate_refuses_is_an_error(fake: FakeGate) -> No
         {"sessions": {}},
         {"max_sessions": 0},
         {"poll_s": 0},
+        {"part": 0},
+        {"part": 1.5},
         {"sessions": {"a": 0}},
     ],
 )
