@@ -35,7 +35,7 @@ from tidegate.policy.params import OccupancyParams
 from tidegate.policy.sizes import BINS, Sizes, size_bin
 
 # of the longest growth: dense, because a cohort's peak is sharp; later, most have left
-HORIZONS: Final = (0.0, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+HORIZONS = (0.0, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 POINTS: Final = 13
 PARTS: Final = HORIZONS[1:]
 

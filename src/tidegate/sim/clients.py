@@ -6,7 +6,7 @@ call at the end. A session whose call keeps failing is given up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import TypeAlias
 
@@ -37,9 +37,11 @@ class Clients:
         announces: bool = False,
         finishes: bool = True,
         record_from_s: float = 0.0,
+        priorities: Mapping[WorkloadClass, int] | None = None,
     ) -> None:
         """`announces`: a session is opened with its expected tokens before its first request. `finishes`: its end is
-        told; otherwise the gate has to find out by itself. `record_from_s`: calls answered before then are not kept."""
+        told; otherwise the gate has to find out by itself. `record_from_s`: calls answered before then are not kept.
+        `priorities`: of the calls of a class, for replicas that schedule by them; 0 where nothing is said."""
         self.ended: list[SessionRecord] = []
         self.requests: list[RequestRecord] = []
         self.holds_s: list[tuple[float, float]] = []  # (when the wait at the gate was over, its length), of every call
@@ -53,6 +55,7 @@ class Clients:
         self._announces = announces
         self._finishes = finishes
         self._record_from_s = record_from_s
+        self._priorities = priorities or {}
         self._branches = Branches()
         self._numbers = count()
         gate.answered = self._answered
@@ -107,8 +110,10 @@ class Clients:
 
     def _send(self, rollout: Rollout, prompt: int, repeated: int) -> None:
         output = rollout.plan.turns[rollout.turn].output_tokens - rollout.generated
-        rollout.call = Call(next(self._numbers), rollout, prompt, repeated, max(1, output), self._kernel.now_s)
-        self.gate.send(rollout.call)
+        call = rollout.call = Call(next(self._numbers), rollout, prompt, repeated, max(1, output), self._kernel.now_s)
+        if self._priorities:
+            call.priority = self._priorities.get(rollout.plan.workload, 0)
+        self.gate.send(call)
 
     def _refused(self, call: Call, reject: Reject) -> None:
         self.refusals += 1

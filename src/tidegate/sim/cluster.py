@@ -67,6 +67,7 @@ class Cluster:
             announces=scenario.announces,
             finishes=scenario.finishes,
             record_from_s=scenario.warmup_s,
+            priorities=scenario.priorities,
         )
         self._specs = scenario.specs()
         self._monitors: dict[ReplicaId, Monitor] = {}

@@ -41,6 +41,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     announces: bool = False  # clients open their sessions with the expected tokens
     finishes: bool = True  # clients say that a session is over
     streams: bool = False
+    priorities: dict[WorkloadClass, int] = {}  # of calls, for replicas that schedule by them: the smaller, the sooner
     losses: tuple[ReplicaLoss, ...] = ()
     flip: Flip | None = None
     drift: Drift | None = None

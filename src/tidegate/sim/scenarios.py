@@ -139,6 +139,16 @@ def _replica_loss() -> Scenario:
     return _like_steady("replica-loss", about, losses=(ReplicaLoss(replica=1, at_s=900.0, back_s=1200.0),))
 
 
+def _priority() -> Scenario:
+    config = msgspec.structs.replace(_h100_8b(_CONTEXT_TOKENS), scheduling_policy="priority")
+    return _like_steady(
+        "priority",
+        "with replicas that schedule by priority: agentic calls before RLVR's before RLHF's",
+        replicas=(ReplicaSpec(config=config, count=4),),
+        priorities={"agentic": 0, "rlvr": 1, "rlhf": 2},
+    )
+
+
 def _cpu_tier() -> Scenario:
     # 256 GiB of host memory a replica hold 2M tokens of 128 KiB; PCIe 5 x16 gives some 50 GB/s: 2.6 us a token.
     tier = CpuTierSpec(tokens=2_000_000, restore_token_s=131_072 / 50e9)
@@ -270,6 +280,7 @@ _ALL: tuple[Callable[[], Scenario], ...] = (
     _heterogeneous,
     _replica_loss,
     _cpu_tier,
+    _priority,
     _synchronous,
     _staleness,
     _partial,
