@@ -105,7 +105,7 @@ class LimiterMachine(RuleBasedStateMachine):
 
 
 TestLimiter = LimiterMachine.TestCase
-TestLimiter.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLimiter.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @settings(deadline=None)

@@ -101,15 +101,15 @@ def test_a_policys_own_limit_is_the_advice() -> None:
 @pytest.mark.parametrize("policy", ["session_admission", "misa", "misa_t", "working_set"])
 def test_the_gate_never_admits_more_than_is_advised(policy: str) -> None:
     """Or it would run dry under a trainer that follows."""
-    shell = Shell(policy, 2, capacity=200_000)
+    shell = Shell(policy, 2, capacity=100_000)
     advisor = Advisor(shell.scheduler)
     live: list[str] = []
-    for step in range(400):
+    for step in range(120):
         name = f"s{step}"
         if isinstance(shell.arrive(name, prompt_tokens=4_000 + 97 * (step % 50), workload="ab"[step % 2]), Place):
             shell.end(shell.requests, prompt_tokens=5_000, completion_tokens=0)
         live.append(name)
-        if len(live) > 80:
+        if len(live) > 40:
             shell.finish(live.pop(0))
         shell.tick()
         said = advisor.look()
