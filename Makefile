@@ -10,7 +10,7 @@ COMPILED_STAMP := $(COMPILED)/.stamp
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs compiled test-compiled test-vllm bench bench-vllm validate clean
+.PHONY: help setup demo test check docs compiled test-compiled test-vllm bench bench-sim bench-vllm validate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ docs: $(STAMP) ## regenerate the reference pages
 compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled (needs a C compiler; minutes)
 
 test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, on the compiled build
-	@$(COMPILED)/bin/pytest -n $(WORKERS) -q tests/unit/proxy tests/unit/server tests/unit/policy tests/property tests/e2e
+	@$(COMPILED)/bin/pytest -n $(WORKERS) -q tests/unit/proxy tests/unit/server tests/unit/policy tests/unit/sim tests/property tests/e2e
 
 test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh
@@ -62,6 +62,10 @@ test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 bench: $(COMPILED_STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks, compiled (installs nginx, wrk if missing)
 	@$(COMPILED)/bin/python bench/scheduler.py
 	@$(COMPILED)/bin/python bench/relay.py
+
+bench-sim: $(COMPILED_STAMP) ## the simulator's speed, memory and events/s beside simpy's, compiled
+	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
+	@$(COMPILED)/bin/python bench/simulator.py
 
 bench-vllm: $(STAMP) $(VLLM_ROUTER) ## rollouts on two real vLLM replicas: tidegate against vllm-router
 	@bash tests/vllm/setup.sh
