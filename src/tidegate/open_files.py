@@ -11,15 +11,17 @@ import structlog
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
-SPARE_FILES = 256  # listeners, logs, scrapes, KV event sockets
+SPARE_FILES = 256  # listeners, logs, idle connections, replicas that are added later
+FILES_PER_REPLICA = 6  # a scrape, a probe, a control call, a hint, KV events and their signal
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-def ensure_open_files(max_connections: int) -> int:
+def ensure_open_files(max_connections: int, replicas: int) -> int:
     """Raises the soft limit as far as needed and allowed. The number of client connections that fit, at most what was
     asked for; a warning if fewer."""
-    needed = 2 * max_connections + SPARE_FILES
+    spare = SPARE_FILES + FILES_PER_REPLICA * replicas
+    needed = 2 * max_connections + spare
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -30,7 +32,7 @@ def ensure_open_files(max_connections: int) -> int:
             pass
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return max_connections
-    fit = max(1, (soft - SPARE_FILES) // 2)
+    fit = max(1, (soft - spare) // 2)
     log.warning(
         "too few open files for http.max_connections",
         open_files=soft,

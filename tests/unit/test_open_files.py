@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate import open_files
-from tidegate.open_files import SPARE_FILES, ensure_open_files, out_of_files
+from tidegate.open_files import FILES_PER_REPLICA, SPARE_FILES, ensure_open_files, out_of_files
 
 
 @pytest.fixture
@@ -40,12 +40,16 @@ def test_a_name_that_is_not_known_is_not_our_own_limit() -> None:
     assert not out_of_files(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
 
 
-@pytest.mark.parametrize(("soft", "hard", "asked", "fit"), [(1024, 4096, 300, 300), (1024, 1024, 16_384, 384)])
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked", "replicas", "fit"),
+    [(1024, 4096, 300, 2, 300), (1024, 1024, 16_384, 0, 384), (1024, 1024, 16_384, 64, 192), (64, 64, 10, 1, 1)],
+)
 def test_as_many_connections_are_served_as_files_allow(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, asked: int, fit: int
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, asked: int, replicas: int, fit: int
 ) -> None:
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda which, limits: set_to.append(limits))
-    assert ensure_open_files(asked) == fit
-    assert 2 * fit + SPARE_FILES <= (set_to or [(soft, hard)])[-1][0]
+    assert ensure_open_files(asked, replicas) == fit
+    needed = 2 * fit + SPARE_FILES + FILES_PER_REPLICA * replicas
+    assert fit == 1 or needed <= (set_to or [(soft, hard)])[-1][0]

@@ -18,7 +18,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("tidegate")
 
 async def run(config: Config) -> None:
     """Until SIGTERM or SIGINT, then drains; a second signal ends it at once. SIGHUP reopens the decision log."""
-    fit = ensure_open_files(config.http.max_connections)
+    fit = ensure_open_files(config.http.max_connections, len(config.server.worker_urls))
     config = replace(config, http=replace(config.http, max_connections=fit))  # more would be cut without an answer
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
