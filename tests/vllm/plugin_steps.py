@@ -166,7 +166,16 @@ class Engine:
             free(*args)
             own_s += time.process_time() - begun_s
 
+        cached = attached.retention.cached
+
+        def timed_cached(*args: Any) -> None:
+            nonlocal plugin_s
+            begun_s = time.process_time()
+            cached(*args)
+            plugin_s += time.process_time() - begun_s
+
         attached.retention.leaving, manager.coordinator.free = timed_leaving, timed_free
+        attached.retention.cached = timed_cached
         prompt = list(range(prompt_tokens))
         begun_s = time.process_time()
         for turn in range(turns):
@@ -174,6 +183,7 @@ class Engine:
             self.turn("cost", prompt)
         all_s = time.process_time() - begun_s
         attached.retention.leaving, manager.coordinator.free = leaving, free
+        attached.retention.cached = cached
         return {"all_s": all_s, "free_s": own_s, "plugin_s": plugin_s, "blocks": len(prompt) // self.block_size}
 
 

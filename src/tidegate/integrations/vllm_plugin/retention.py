@@ -311,11 +311,14 @@ def _free(block: B) -> bool:
 
 
 def _hashed(table: Sequence[B]) -> list[B]:
-    """Without the blocks at its end that are not full: the next request has others there."""
-    end = len(table)
+    """Without the blocks at its end that are not full, since the next request has others there, and without those at
+    its head that have left a sliding window."""
+    first, end = 0, len(table)
     while end and table[end - 1].block_hash is None:
         end -= 1
-    return list(table[:end])
+    if end and table[0].block_hash is None:
+        first = next(index for index in range(end) if table[index].block_hash is not None)
+    return list(table[first:end])
 
 
 def _common(before: list[B], now: list[B]) -> int:
