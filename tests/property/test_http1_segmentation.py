@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import h11
@@ -31,6 +32,9 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def writelines(self, chunks: Iterable[bytes]) -> None:
+        self.written += b"".join(chunks)
 
     def set_write_buffer_limits(self, high: int) -> None: ...
     def get_extra_info(self, name: str) -> None:

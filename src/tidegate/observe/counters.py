@@ -8,11 +8,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from tidegate.types import UNLABELLED, Outcome, WorkloadClass
 
-MAX_CLASSES = 64  # series stay readable, and a client that sends an id as its class does no harm
-OTHER_CLASSES = "other"
+MAX_CLASSES: Final = 64  # series stay readable, and a client that sends an id as its class does no harm
+OTHER_CLASSES: Final = "other"
 
 # From a relay's own cost (well under a millisecond) to a rollout's longest generation or hold (hours).
 SECONDS_BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ReplicaError, TidegateError
 from tidegate.proxy import chunked
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.proxy")
 
-KEPT_BACK_BYTES = 16_384  # of a response whose meter has not decided: room for any error object, not for a generation
-_ids = itertools.count(1)
+KEPT_BACK_BYTES: Final = 16_384  # of a response whose meter has not decided: any error object, not a generation
+_ids: Final = itertools.count(1)
 
 
 class RelayExchange:
@@ -389,8 +389,7 @@ class RelayExchange:
         if self._done:
             return
         self._done = True
-        if self._body.whole:
-            self._body.let_go()
+        self._body.let_go()
         handler, self._handler = self._handler, None
         self._listener.exchange_ended()
         if handler is not None:
@@ -398,3 +397,4 @@ class RelayExchange:
                 handler.ended(self, outcome, error)
             except Exception:
                 log.exception("fault in the handler at the end of an exchange")
+        self.meter = None  # it may hold this exchange: a circle would wait for the garbage collector

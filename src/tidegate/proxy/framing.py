@@ -22,23 +22,32 @@ from __future__ import annotations
 import re
 import secrets
 from functools import lru_cache
+from typing import Final
 
 from tidegate.errors import RequestError
 from tidegate.proxy.http1_head import InvalidHead, Lines, RequestLines, ResponseLines
 
-LENGTH_MAX_DIGITS = 15  # a petabyte; no overflow in any peer
+LENGTH_MAX_DIGITS: Final = 15  # a petabyte; no overflow in any peer
 HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
 ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)\Z", re.IGNORECASE | re.DOTALL)
-PSEUDONYM = b"tidegate-" + secrets.token_hex(4).encode()  # this process in a Via line
-VIA = b"Via: 1.1 " + PSEUDONYM
-UNTIL_CLOSE = -1
-CHUNKED = -2
-NO_FRAMING = -3
+PSEUDONYM: Final = b"tidegate-" + secrets.token_hex(4).encode()  # this process in a Via line
+VIA: Final = b"Via: 1.1 " + PSEUDONYM
+UNTIL_CLOSE: Final = -1
+CHUNKED: Final = -2
+NO_FRAMING: Final = -3
 
 
 # What a header name means to a hop. Plain numbers: they are compared for each header of each message.
-PASS, DROP, HOST_IS, LENGTH_IS, CODING_IS, CONNECTION_IS, EXPECT_IS, UPGRADE_IS, VIA_IS = range(9)
-NAMES_MAX = 4096  # spellings remembered; peers use few, and hostile ones shall not fill the memory
+PASS: Final = 0
+DROP: Final = 1
+HOST_IS: Final = 2
+LENGTH_IS: Final = 3
+CODING_IS: Final = 4
+CONNECTION_IS: Final = 5
+EXPECT_IS: Final = 6
+UPGRADE_IS: Final = 7
+VIA_IS: Final = 8
+NAMES_MAX: Final = 4096  # spellings remembered; peers use few, and hostile ones shall not fill the memory
 
 
 class Rules(dict[bytes, int]):
@@ -66,7 +75,7 @@ HOP_BY_HOP = {
     b"proxy-authorization": DROP,
     b"proxy-connection": DROP,
 }
-REQUEST_RULES = Rules(
+REQUEST_RULES: Final = Rules(
     {
         **HOP_BY_HOP,
         b"host": HOST_IS,
@@ -75,8 +84,8 @@ REQUEST_RULES = Rules(
         b"via": VIA_IS,
     }
 )
-RESPONSE_RULES = Rules({**HOP_BY_HOP, b"upgrade": DROP})
-NEVER_NAMED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
+RESPONSE_RULES: Final = Rules({**HOP_BY_HOP, b"upgrade": DROP})
+NEVER_NAMED: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b""))
 
 
 def _tokens(value: bytes) -> list[bytes]:

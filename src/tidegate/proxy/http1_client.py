@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidegate.errors import ReplicaError
 from tidegate.proxy.chunked import InvalidChunk
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidegate.proxy.seam import Chunk, Headers
     from tidegate.types import ReplicaId
 
-JOIN_BYTES = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
+JOIN_BYTES: Final = 16_384  # head and body in one buffer, and so in one simple system call, while copying costs less
 
 log = logging.getLogger("tidegate.proxy")
 
@@ -216,8 +216,8 @@ class UpstreamConnection:
         if len(body) < JOIN_BYTES:
             self.write(b"".join((head, body)))
         else:
-            self.write(head)
-            self.write(body)
+            self._pool.bytes_out += len(head) + len(body)
+            self._pool.outbox.write(self.transport, head, body)
 
     def write(self, data: Chunk) -> None:
         self._pool.bytes_out += len(data)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 import httptools
 
-HEADERS_MAX = 256  # each costs a callback; Apache allows 100, Node.js 2000
+HEADERS_MAX: Final = 256  # each costs a callback; Apache allows 100, Node.js 2000
 BARE_ENDING = re.compile(rb"(?<!\r)\n|\r[^\n]")  # of a line: what comes after it will never end the head
 BAD_REASON = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 

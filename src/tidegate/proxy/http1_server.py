@@ -18,7 +18,7 @@ import logging
 import math
 import socket
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidegate.errors import (
     AdmissionError,
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.proxy")
 
-LINGER_S = 2.0  # enough for a round trip and the client's read of the answer; Apache's short linger
-WRITE_STALL_S = 300.0  # a client that takes no byte of its response for this long is gone, whatever TCP says
-COPIED_BYTES = 16_384  # a longer body goes on as a view of what was read: copying 230 KB costs as much as the rest
-NEVER = math.inf
+LINGER_S: Final = 2.0  # enough for a round trip and the client's read of the answer; Apache's short linger
+WRITE_STALL_S: Final = 300.0  # a client that takes no byte of its response for this long is gone, whatever TCP says
+COPIED_BYTES: Final = 16_384  # a longer body goes on as a view of what was read: copying it costs as much as the rest
+NEVER: Final = math.inf
 
 
 class Stream(Protocol):

@@ -18,7 +18,7 @@ Only the INFERENCE_PATHS cost KV; everything else is relayed without admission.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -49,8 +49,8 @@ CLASS_HEADER = b"x-workload-class"
 GROUP_HEADER = b"x-group-id"
 FINAL_HEADER = b"x-dynamo-session-final"
 
-MAX_LABEL_BYTES = 256  # of a session id, class or group: they are dictionary keys that live as long as a session
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+MAX_LABEL_BYTES: Final = 256  # of a session id, class or group: they are dictionary keys that live as long as a session
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -77,9 +77,13 @@ _body_decoder = msgspec.json.Decoder(IdentityBody)
 
 
 # What a header's name means; session headers have their rank, 0 first.
-_IGNORED, _CLASS, _GROUP, _FINAL, _ENCODED = -1, 1000, 1001, 1002, 1003
+_IGNORED: Final = -1
+_CLASS: Final = 1000
+_GROUP: Final = 1001
+_FINAL: Final = 1002
+_ENCODED: Final = 1003
 _ROLES = {CLASS_HEADER: _CLASS, GROUP_HEADER: _GROUP, FINAL_HEADER: _FINAL, b"content-encoding": _ENCODED}
-_MAX_NAMES = 4096  # of header names remembered as they were spelled; clients spell a few dozen
+_MAX_NAMES: Final = 4096  # of header names remembered as they were spelled; clients spell a few dozen
 
 
 class Identifier:

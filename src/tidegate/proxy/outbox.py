@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from tidegate.proxy.seam import Chunk
 
 log = logging.getLogger("tidegate.proxy")
 
 
-WAITING_MAX_BYTES = 65_536  # of one turn; sends of this size cost more than any wake-up
+WAITING_MAX_BYTES: Final = 65_536  # of one turn; sends of this size cost more than any wake-up
 
 
 class Outbox:
@@ -24,24 +25,28 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[asyncio.Transport, Chunk]] = []
+        self._waiting: list[tuple[asyncio.Transport, Chunk, Chunk]] = []
         self._size = 0
 
-    def write(self, transport: asyncio.Transport, data: Chunk) -> None:
+    def write(self, transport: asyncio.Transport, data: Chunk, more: Chunk = b"") -> None:
+        """`more` goes with it in one system call, and is not copied."""
         if not self._waiting:
             self._loop.call_soon(self.flush)
-        self._waiting.append((transport, data))
-        self._size += len(data)
+        self._waiting.append((transport, data, more))
+        self._size += len(data) + len(more)
         if self._size >= WAITING_MAX_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """To be called before a transport is closed whose last words are to go out."""
         waiting, self._waiting, self._size = self._waiting, [], 0
-        for transport, data in waiting:
+        for transport, data, more in waiting:
             if not transport.is_closing():
                 try:
-                    transport.write(data)
+                    if more:
+                        transport.writelines((data, more))
+                    else:
+                        transport.write(data)
                 except Exception:  # one broken transport must not take the others' bytes
                     log.exception("fault while writing")
                     transport.abort()

@@ -63,8 +63,8 @@ class Listener:
     # --- addresses ----------------------------------------------------------------------------------------------
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        sockets = self._server.sockets if self._server is not None else ()
-        return [sock.getsockname()[:2] for sock in sockets]
+        server: Any = self._server  # Any: uvloop's has a list of sockets where asyncio's has a tuple
+        return [sock.getsockname()[:2] for sock in server.sockets] if server is not None else []
 
     @property
     def port(self) -> int:

@@ -11,13 +11,15 @@ followed by digits is a key. The last occurrence wins, because streams repeat gr
 from __future__ import annotations
 
 import re
+from typing import Final
 
-_NEEDLE = b'_tokens"'
-_ABORT = b'"abort"'
-_ABORT_KEY = re.compile(rb'"(?:finish_reason|type)"\s*:\s*$')
-_VALUE = re.compile(rb"\s*:\s*(\d{1,12})(?=[^\d.eE])")  # the end of the digits must be seen: the chunk may cut them
+_NEEDLE: Final = b'_tokens"'
+_ABORT: Final = b'"abort"'
+_ABORT_KEY: Final = re.compile(rb'"(?:finish_reason|type)"\s*:\s*$')
+# The end of the digits must be seen: the chunk may cut them.
+_VALUE: Final = re.compile(rb"\s*:\s*(\d{1,12})(?=[^\d.eE])")
 
-_KEYS = {
+_KEYS: Final = {
     b"prompt": "prompt",
     b"input": "prompt",
     b"completion": "completion",
@@ -26,9 +28,9 @@ _KEYS = {
     b"cache_read_input": "cache_read",
     b"cache_creation_input": "cache_creation",
 }
-_LONGEST_KEY_BYTES = max(map(len, _KEYS)) + 1
-_SMALL_CHUNK_BYTES = 4096  # an SSE event
-_CARRY_BYTES = 64  # of the previous chunk: the longest key, colon, spaces and digits that a chunk's end can cut
+_LONGEST_KEY_BYTES: Final = max(map(len, _KEYS)) + 1
+_SMALL_CHUNK_BYTES: Final = 4096  # an SSE event
+_CARRY_BYTES: Final = 64  # of the previous chunk: the longest key, colon, spaces and digits that its end can cut
 
 
 class CountScanner:

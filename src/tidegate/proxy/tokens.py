@@ -7,12 +7,12 @@ the end where a replica reports no usage.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Bucket: TypeAlias = tuple[str, int]
 
-PRIOR_TOKENS_PER_BYTE = 0.2  # ids in JSON take 5-6 bytes each, English text about 4 a token, JSON adds its own
-NEW_SHARE = 0.1  # of a new observation in the moving mean: about the last twenty count
+PRIOR_TOKENS_PER_BYTE: Final = 0.2  # ids in JSON take 5-6 bytes each, English text about 4 a token, JSON adds its own
+NEW_SHARE: Final = 0.1  # of a new observation in the moving mean: about the last twenty count
 
 
 class TokenRatios:

@@ -17,7 +17,7 @@ This runs for every request: what a request does not need is not made, and times
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -27,21 +27,26 @@ from tidegate.proxy.scan import CountScanner, IdCounter
 from tidegate.proxy.seam import Chunk, Headers, RequestHead, Verdict
 from tidegate.proxy.tokens import TokenRatios
 
-PROGRESS_TOKENS = 128  # between two reports of a stream's growth: eight of vLLM's blocks, a second or more of a stream
-MAX_KEPT_BYTES = 16_384  # an abort without text is far smaller; the relay keeps back no more
-MAX_TOKENS = 2**24  # the longest contexts offered are 10M; batches may have more, at a byte a token at least
+# Between two reports of a stream's growth: eight of vLLM's blocks, a second or more of a stream.
+PROGRESS_TOKENS: Final = 128
+MAX_KEPT_BYTES: Final = 16_384  # an abort without text is far smaller; the relay keeps back no more
+MAX_TOKENS: Final = 2**24  # the longest contexts offered are 10M; batches may have more, at a byte a token at least
 _GENERATE = "/inference/v1/generate"
 
 # What a response header's name means, by the name as engines spell it; filled as spellings are met.
-_TYPE, _LENGTH, _ENCODING, _LOAD, _OTHER = range(5)
+_TYPE: Final = 0
+_LENGTH: Final = 1
+_ENCODING: Final = 2
+_LOAD: Final = 3
+_OTHER: Final = 4
 _CANONICAL = {
     b"content-type": _TYPE,
     b"content-length": _LENGTH,
     b"content-encoding": _ENCODING,
     b"endpoint-load-metrics": _LOAD,
 }
-_roles: dict[bytes, int] = {}
-_MAX_NAMES = 1024
+_roles: Final[dict[bytes, int]] = {}
+_MAX_NAMES: Final = 1024
 
 
 def _role(name: bytes) -> int:
