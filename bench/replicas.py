@@ -1,4 +1,4 @@
-"""The real vLLM CPU replicas of the benchmarks: those of the end-to-end suite, with the model "small"."""
+"""The replicas of the benchmarks: real vLLM on the CPU as in the end-to-end suite, with the model "small"."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from tests.e2e.process import Process, free_ports  # noqa: E402
 from tests.vllm.replica import BLOCK_TOKENS as BLOCK_TOKENS  # noqa: E402  (the end-to-end suite's replicas)
-from tests.vllm.replica import VllmReplica  # noqa: E402
+from tests.vllm.replica import START_S, VllmReplica  # noqa: E402
 
 KV_BLOCKS = 512  # of 32 tokens: 16,384
 VOCAB_SIZE = 4096  # of the model "small"
@@ -41,6 +42,32 @@ def vllm_replicas(count: int, log_dir: Path) -> Iterator[list[str]]:
     finally:
         for replica in replicas:
             replica.process.kill()
+
+
+@contextmanager
+def embedded_replicas(count: int, log_dir: Path) -> Iterator[list[str]]:
+    """Stand-ins of the same size."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    ports = free_ports(count)
+    sizes = {
+        "kv-tokens": KV_BLOCKS * BLOCK_TOKENS,
+        "block-size": BLOCK_TOKENS,
+        "max-model-len": MAX_MODEL_LEN,
+        "max-num-seqs": MAX_SEQS,
+        "max-num-batched-tokens": MAX_BATCHED_TOKENS,
+    }
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    program = [sys.executable, "-c", "from tidegate.cli.main import main; main()", "engine"]
+    engines = [Process([*program, "--port", str(port), *flags], log_dir / f"engine-{port}.log") for port in ports]
+    try:
+        for engine in engines:
+            engine.start()
+        for engine, port in zip(engines, ports, strict=True):
+            engine.wait_healthy(f"http://127.0.0.1:{port}/health", START_S)
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+    finally:
+        for engine in engines:
+            engine.kill()
 
 
 def native_dtype() -> str:

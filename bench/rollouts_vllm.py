@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from replicas import BLOCK_TOKENS, KV_BLOCKS, ROOT, VOCAB_SIZE, vllm_replicas
 from rich.console import Console
-from vllm_pool import BLOCK_TOKENS, KV_BLOCKS, ROOT, VOCAB_SIZE, vllm_replicas
 
 from tidegate.bench.client import ClientOptions
 from tidegate.bench.comparison import Comparison, Run

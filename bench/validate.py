@@ -8,6 +8,9 @@ throughput and hit rate agree; only a failure to run fails the command.
     make validate
     .venv/bin/python bench/validate.py --concurrency 16 --repeats 1        # a short one
     .venv/bin/python bench/validate.py --fit out/validation.json           # with the step times of an earlier run
+
+With --embedded the live side is two `tidegate engine` processes instead, whose steps take the simulator's own times:
+what differs then is the gate, the wire and the driver, not the engines.
 """
 
 from __future__ import annotations
@@ -18,8 +21,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from vllm_pool import (
+from replicas import (
     BLOCK_TOKENS,
     KV_BLOCKS,
     MAX_BATCHED_TOKENS,
@@ -27,8 +29,10 @@ from vllm_pool import (
     MAX_SEQS,
     ROOT,
     VOCAB_SIZE,
+    embedded_replicas,
     vllm_replicas,
 )
+from rich.console import Console
 
 from tidegate.bench.processes import Servers, sigterm_ends
 from tidegate.bench.validation import Pair, validity_table, verdicts
@@ -43,7 +47,8 @@ def main() -> None:
     arguments = parse()
     console = Console(width=max(Console().width, 130))
     logs: Path = arguments.out / "logs"
-    with sigterm_ends(), Servers(logs) as servers, vllm_replicas(REPLICAS, logs) as urls:
+    replicas = embedded_replicas if arguments.embedded else vllm_replicas
+    with sigterm_ends(), Servers(logs) as servers, replicas(REPLICAS, logs) as urls:
         options = ValidationOptions(
             engines=tuple(urls),
             config=ReplicaConfig(
@@ -77,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="repeat i has seed + i")
     parser.add_argument("--longest-prompt", type=int, default=4096, help="that the step times are measured with")
     parser.add_argument("--fit", type=Path, help="step times from this file (of `sim fit`, or of an earlier run)")
+    parser.add_argument("--embedded", action="store_true", help="tidegate engine instead of vLLM")
     parser.add_argument("--out", type=Path, default=ROOT / "out")
     return parser.parse_args()
 
