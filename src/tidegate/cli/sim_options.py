@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,12 @@ from tidegate.sim.tables import comparison_tables
 from tidegate.sim.trainer import TrainerSpec
 
 ADVICE_POLL_S = 5.0  # as often as RolloutScheduler asks
+# A slip of the keyboard must not fill the memory, or run for ever.
+MAX_MODEL_S = 30 * 86_400.0
+MAX_KV_TOKENS = 1 << 40
+MAX_REPLICAS = 100_000
+MAX_SESSIONS = 10_000_000
+
 TABLE_COLUMNS = 110  # a table in a pipe must not be cut
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,15 +47,33 @@ seeds_option = click.option(
 )
 
 
+def a_number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number of seconds", context, parameter)
+    return value
+
+
 def scenario_options(command: Command) -> Command:
     options = (
         click.option("--exact", is_flag=True, help="Replicas step by step, block by block: slower, the same results."),
+        click.option(
+            "--release", "releases", is_flag=True, help="Engines evict ended sessions first, as with the vLLM plugin."
+        ),
         click.option("--skip-bad", is_flag=True, help="Leave bad lines of the trace out, and say which."),
-        click.option("--duration-s", type=click.FloatRange(0, min_open=True), help="Measured time, in model seconds."),
-        click.option("--warmup-s", type=click.FloatRange(0), help="Before the measured time."),
+        click.option(
+            "--duration-s",
+            type=click.FloatRange(0, MAX_MODEL_S, min_open=True),
+            callback=a_number,
+            help="Measured time, in model seconds.",
+        ),
+        click.option(
+            "--warmup-s", type=click.FloatRange(0, MAX_MODEL_S), callback=a_number, help="Before the measured time."
+        ),
         click.option("--latency", metavar="PRESET|FILE", help=f"Of {', '.join(PRESETS)}; or what `sim fit` wrote."),
-        click.option("--kv-tokens", type=click.IntRange(1), help="KV capacity of each replica."),
-        click.option("--replicas", type=click.IntRange(1), help="How many, of the scenario's first kind."),
+        click.option("--kv-tokens", type=click.IntRange(1, MAX_KV_TOKENS), help="KV capacity of each replica."),
+        click.option(
+            "--replicas", type=click.IntRange(1, MAX_REPLICAS), help="How many, of the scenario's first kind."
+        ),
         click.option("--advised", is_flag=True, help="The trainer follows the gate's advice, up to --in-flight."),
         click.option("--in-flight", metavar="N[,N]", help="Sessions that the trainer keeps open."),
         click.option("--trace", type=click.Path(dir_okay=False), help="Recorded sessions (see `sim convert`)."),
@@ -73,6 +98,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None
     skip_bad: bool
     exact: bool
+    releases: bool = False
 
     def scenarios(self) -> list[Scenario]:
         if self.names and self.trace:
@@ -103,6 +129,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
             changes["duration_s"] = self.duration_s
         if self.exact:
             changes["fidelity"] = "exact"
+        if self.releases:
+            changes["releases"] = True
         return msgspec.structs.replace(base, **changes)
 
     def _trainer(self, base: Scenario, in_flight: int | None) -> TrainerSpec:
@@ -153,8 +181,8 @@ def whole_numbers(text: str, flag: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"{flag} {text!r}: {error}", reason="invalid_setting") from error
-    if min(numbers) < 1:
-        raise ConfigError(f"{flag} {text!r}: at least 1", reason="invalid_setting")
+    if min(numbers) < 1 or max(numbers) > MAX_SESSIONS:
+        raise ConfigError(f"{flag} {text!r}: at least 1 and at most {MAX_SESSIONS:,}", reason="invalid_setting")
     return numbers
 
 

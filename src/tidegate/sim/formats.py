@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.errors import ConfigError
-from tidegate.sim.traces import Trace, TraceSession, TraceTurn, check_session, read_trace
+from tidegate.sim.traces import (
+    MAX_TIME_S,
+    Trace,
+    TraceSession,
+    TraceTurn,
+    check_counts,
+    check_session,
+    read_trace,
+    shortened,
+)
 from tidegate.types import AnyEvent, RequestArrived, RequestEnded, SessionFinished
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -48,7 +58,7 @@ class Lines:
         return ((number, text) for number, text in enumerate(self.texts, start=1) if text.strip())
 
     def bad(self, number: int, problem: object) -> None:
-        message = f"{self.path}:{number}: {problem}"
+        message = f"{self.path}:{number}: {shortened(problem)}"
         if not self._skip_bad:
             raise ConfigError(message, reason="invalid_trace")
         self.skipped.append(message)
@@ -114,7 +124,17 @@ class _Rollout(msgspec.Struct):
 
 def _rollouts(lines: Lines) -> list[TraceSession]:
     def sessions() -> Iterator[tuple[int, TraceSession]]:
+        seen: dict[str, int] = {}
         for number, line in lines.decoded(_Rollout):
+            name = f"{line.group}/{line.stream}"
+            least = min([*line.out_lens, *line.obs_lens], default=0)
+            if name in seen:
+                lines.bad(number, f"stream {name} was already on line {seen[name]}")
+                continue
+            if least < 0:
+                lines.bad(number, f"an output or observation of {least} tokens")
+                continue
+            seen[name] = number
             if len(line.obs_lens) not in (len(line.out_lens), len(line.out_lens) - 1):
                 lines.bad(number, f"{len(line.out_lens)} outputs and {len(line.obs_lens)} observations")
                 continue
@@ -122,7 +142,7 @@ def _rollouts(lines: Lines) -> list[TraceSession]:
             for output, observed in zip(line.out_lens, [*line.obs_lens, 0], strict=False):
                 turns.append(TraceTurn(prompt, before, output, 0.0, 0.0))
                 before, prompt = prompt, prompt + output + observed
-            yield number, TraceSession(f"{line.group}/{line.stream}", line.workload, tuple(turns))
+            yield number, TraceSession(name, line.workload, tuple(turns))
 
     return lines.checked(sessions())
 
@@ -139,8 +159,16 @@ def _mooncake(lines: Lines) -> list[TraceSession]:
     """A request continues the session whose last prompt's whole blocks are the head of its own."""
     open_sessions: dict[tuple[int, ...], tuple[int, list[TraceTurn], list[float]]] = {}
     every: list[tuple[int, list[TraceTurn]]] = []
+    last_s: float | None = None
     for number, line in lines.decoded(_Mooncake):
         at_s = line.timestamp / 1000
+        problem = check_counts(line.input_length, line.output_length)
+        if problem is None and not (last_s or 0.0) <= at_s < (math.inf if last_s is None else last_s + MAX_TIME_S):
+            problem = f"a timestamp of {at_s} s, the one before is {last_s} s"
+        if problem is not None:
+            lines.bad(number, problem)
+            continue
+        last_s = at_s
         blocks = tuple(line.hash_ids)
         known = next((blocks[:n] for n in range(len(blocks), 0, -1) if blocks[:n] in open_sessions), None)
         first, turns, times_s = open_sessions.pop(known) if known is not None else (number, [], [])
@@ -157,20 +185,38 @@ def _mooncake(lines: Lines) -> list[TraceSession]:
 
 
 # --- azure --------------------------------------------------------------------------------------------------------
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def _whole(row: dict[str, str], column: str) -> int:
+    text = row[column.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{column} {text!r} is not a whole number") from None
+
+
 def _azure(lines: Lines) -> list[TraceSession]:
     def sessions() -> Iterator[tuple[int, TraceSession]]:
         rows = lines.numbered()
-        _, header = next(rows)
+        first, header = next(rows)
         names = [name.strip().lower() for name in header.decode("utf-8", "replace").split(",")]
+        absent = [column for column in _AZURE_COLUMNS if column.lower() not in names]
+        if absent:
+            raise ConfigError(f"{lines.path}:{first}: no column {', '.join(absent)}", reason="invalid_trace")
+        last: datetime | None = None
         for number, text in rows:
             try:
                 cells = next(csv.reader(io.StringIO(text.decode())))
                 if len(cells) != len(names):
                     raise ValueError(f"{len(cells)} columns, not {len(names)}")
-                row = dict(zip(names, cells, strict=True))
-                datetime.fromisoformat(row["timestamp"].strip())
-                prompt, output = int(row["contexttokens"]), int(row["generatedtokens"])
-            except (ValueError, KeyError, UnicodeDecodeError) as error:
+                row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
+                prompt, output = (_whole(row, column) for column in _AZURE_COLUMNS[1:])
+                at = datetime.fromisoformat(row["timestamp"])
+                if last is not None and at < last:
+                    raise ValueError(f"a timestamp of {at} after one of {last}")
+                last = at
+            except (ValueError, TypeError, UnicodeDecodeError, csv.Error) as error:
                 lines.bad(number, error)
                 continue
             yield number, TraceSession(f"azure-{number}", "azure", (TraceTurn(prompt, 0, output, 0.0, 0.0),))
@@ -209,6 +255,12 @@ def _decisions(lines: Lines) -> list[TraceSession]:
         elif isinstance(event, RequestEnded):
             request = asked.pop(event.request, None)
             if request is None or event.outcome != "ok" or not event.prompt_tokens:
+                continue
+            problem = check_counts(event.prompt_tokens, event.completion_tokens or 0)
+            if problem is None and event.at_s < request.arrived_s:
+                problem = f"request {event.request} was answered {request.arrived_s - event.at_s} s before it arrived"
+            if problem is not None:
+                lines.bad(number, problem)
                 continue
             known = turns.setdefault(request.session, [])
             before = known[-1].prompt_tokens if known else 0

@@ -27,6 +27,7 @@ from tidegate.errors import ConfigError
 MAX_PROMPT_TOKENS = 10_000_000
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_TIME_S = 30 * 86_400.0
+MAX_PROBLEM_CHARS = 200
 
 
 class TraceTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -68,7 +69,7 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
             if session.session in seen:
                 raise ValueError(f"session {session.session!r} was already on line {seen[session.session]}")
         except ValueError as error:
-            message = f"{path}:{number}: {error}"
+            message = f"{path}:{number}: {shortened(error)}"
             if not skip_bad:
                 raise ConfigError(message, reason="invalid_trace") from error
             skipped.append(message)
@@ -88,6 +89,17 @@ def _parse(line: bytes) -> TraceSession:
     for problem in _problems(session):
         raise ValueError(problem)
     return session
+
+
+def shortened(problem: object) -> str:
+    """A number of a thousand digits is no help."""
+    text = str(problem)
+    return text if len(text) <= MAX_PROBLEM_CHARS else f"{text[:MAX_PROBLEM_CHARS]}..."
+
+
+def check_counts(prompt_tokens: int, output_tokens: int) -> str | None:
+    """What is wrong with a request's sizes, if anything."""
+    return next(_turn_problems(TraceTurn(prompt_tokens, 0, output_tokens, 0.0, 0.0)), None)
 
 
 def check_session(session: TraceSession) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,21 @@ def test_azure_rows_are_single_requests(tmp_path: Path) -> None:
     assert (session.turns[0].prompt_tokens, session.turns[0].output_tokens) == (374, 44)
 
 
+def ended(at_s: float, request: int, completion_tokens: int = 3) -> str:
+    event = {"event": "request_ended", "at_s": at_s, "request": request, "outcome": "ok", "prompt_tokens": 5,
+             "completion_tokens": completion_tokens}  # fmt: skip
+    return json.dumps({"event": event, "decisions": []})
+
+
+def arrived(at_s: float, request: int) -> str:
+    event = {"event": "request_arrived", "at_s": at_s, "request": request, "session": f"s{request}"}
+    return json.dumps({"event": event, "decisions": []})
+
+
+HEADER = json.dumps({"tidegate": "0", "format": 1, "policy": "misa_t", "seed": 0, "params": {}})
+DECISIONS = "\n".join([HEADER, arrived(1.0, 6), ended(2.0, 6), arrived(1.0, 7)])
+
+
 @pytest.mark.parametrize(
     ("name", "good", "bad", "message"),
     [
@@ -70,9 +86,22 @@ def test_azure_rows_are_single_requests(tmp_path: Path) -> None:
         ("m.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}', '{"timestamp": 0',
          "truncated"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4", "2023-11-16 18:15:46,x,4",
-         "invalid literal"),
+         "ContextTokens 'x' is not a whole number"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4", "2023-11-16 18:15:46,3",
          "2 columns, not 3"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4", "2023-11-16 18:15:45,3,4",
+         "18:15:45 after one of"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4", "yesterday,3,4", "yesterday"),
+        ("r.jsonl", '{"group": 1, "stream": 1, "prompt_len": 9, "out_lens": [1], "obs_lens": []}',
+         '{"group": 1, "stream": 1, "prompt_len": 9, "out_lens": [1], "obs_lens": []}', "1/1 was already on line 1"),
+        ("r.jsonl", '{"group": 1, "stream": 1, "prompt_len": 9, "out_lens": [1], "obs_lens": []}',
+         '{"group": 1, "stream": 2, "prompt_len": 9, "out_lens": [5, 5], "obs_lens": [-1]}', "observation of -1"),
+        ("m.jsonl", '{"timestamp": 9000, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+         '{"timestamp": 8000, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "8.0 s, the one before is 9.0"),
+        ("m.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+         '{"timestamp": 1, "input_length": 5, "output_length": -1, "hash_ids": [1]}', "output of -1 tokens"),
+        ("d.jsonl", DECISIONS, ended(2.0, 7, completion_tokens=-4), "output of -4 tokens"),
+        ("d.jsonl", DECISIONS, ended(0.5, 7), "7 was answered 0.5 s before it arrived"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_named_or_counted(tmp_path: Path, name: str, good: str, bad: str, message: str) -> None:
@@ -83,6 +112,18 @@ def test_a_bad_line_is_named_or_counted(tmp_path: Path, name: str, good: str, ba
     trace = read_sessions(path, skip_bad=True)
     assert len(trace.sessions) == 1
     assert len(trace.skipped) == 1
+
+
+def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a\.csv:1: no column GeneratedTokens"):
+        read_sessions(written(tmp_path / "a.csv", "TIMESTAMP,ContextTokens", "2023-11-16 18:15:46,3"), skip_bad=True)
+
+
+def test_a_number_of_a_thousand_digits_is_not_repeated_in_full(tmp_path: Path) -> None:
+    line = '{"session": "a", "workload": "w", "turns": [[' + "9" * 1000 + ", 0, 1, 0, 0]]}"
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1: turn 0: prompt of 999") as caught:
+        read_sessions(written(tmp_path / "t.jsonl", line))
+    assert len(caught.value.message) < 400
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_convert_says_what_it_left_out(tmp_path: Path) -> None:
         (["compare", "--kv-tokens", "1000"], "max_model_len 32768 needs more"),
         (["compare", "--in-flight", "8,x"], "--in-flight '8,x'"),
         (["compare", "--in-flight", "0"], "at least 1"),
+        (["compare", "--in-flight", "99999999999"], "at most 10,000,000"),
         (["compare", "--latency", "h200"], "no latency preset 'h200'"),
         (["compare", "--scenario", "steady", "--trace", "x"], "not both"),
         (["compare", "--trace", "/nowhere/x"], "No such file"),
@@ -134,6 +135,13 @@ def test_convert_says_what_it_left_out(tmp_path: Path) -> None:
 )
 def test_bad_input_is_refused_with_what_is_wrong(arguments: list[str], message: str) -> None:
     assert message in refusal(*arguments)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300", "-1"])
+def test_a_time_that_never_ends_is_refused(value: str) -> None:
+    result = CliRunner().invoke(sim, ["run", *SHORT, "--duration-s", value])
+    assert result.exit_code == 2
+    assert "--duration-s" in result.output
 
 
 def test_the_command_is_found_and_fails_in_one_line() -> None:
