@@ -5,12 +5,15 @@ X rho_b That_b, and a pool with room for L sessions holds
 
     L_b = L rho_b That_b / sum_c rho_c That_c
 
-    L      the policy's own limit of live sessions, over all usable replicas; for a policy that counts none, what the
-           memory holds: sum_w phi C_w / k, with phi the protected fraction and k = sum_b L_b kbar_b / L the footprint
-           of a session of the mixture. A replica of unknown capacity counts as the few sessions that it would be
-           given; one whose state is stale as no more than it has
+    L      the policy's own limit of live sessions, over all usable replicas. For a policy that lets all in, what the
+           memory holds: sum_w n_w with n k + z sigma sqrt(n) = phi C_w; phi is the protected fraction, k and sigma the
+           mean and deviation of the footprint of a session of the mixture, z how many of them are kept free. A replica
+           of unknown capacity counts as the few sessions that it would be given; one whose state is stale as no more
+           than it has
     held   max(1, L_b reaction / That_b) on top: the sessions that end before the trainer has started others. They wait
-           at the gate, cost no memory, and keep every class with a share going, however small
+           at the gate and cost no memory. Under a policy that lets all in nobody would wait: there are none
+
+Every class with a share has one session at least.
 
 rho is the trainer's, or what arrives. Only ratios of residencies count, so a pool that slows down as a whole is given
 the same advice, and nothing depends on how many sessions are in flight: a trainer that follows closes no loop. The
@@ -20,14 +23,16 @@ another one it is made afresh.
 
 from __future__ import annotations
 
-from math import ceil
-from typing import NamedTuple
+from math import ceil, sqrt
+from typing import Final, NamedTuple
 
 from tidegate.policy.control import prior_footprint_tokens
 from tidegate.policy.entities import ClassLedger
 from tidegate.policy.placement import members
 from tidegate.policy.scheduler import Scheduler
 from tidegate.types import Advice, ClassAdvice, WorkloadClass
+
+AGES_SQUARE: Final = 4.0 / 3.0  # E[x^2] / E[x]^2 of what grows evenly from nothing: a session at a random age
 
 
 class _Class(NamedTuple):
@@ -39,6 +44,19 @@ class _Class(NamedTuple):
     @property
     def weight(self) -> float:
         return self.share * self.residency_s
+
+
+def _advice(one: _Class, live: int, reaction_s: float | None) -> ClassAdvice:
+    """`reaction_s` None: none of them would wait."""
+    held = 0 if reaction_s is None else max(1, min(live, ceil(live * reaction_s / one.residency_s)))
+    return ClassAdvice(
+        sessions=max(1, live + held),
+        held_sessions=held,
+        share=one.share,
+        footprint_tokens=one.footprint_tokens,
+        residency_s=one.residency_s,
+        reason="learned" if one.known else "prior",
+    )
 
 
 class Advisor:
@@ -55,28 +73,22 @@ class Advisor:
         """As of the last event."""
         classes = self._classes()
         limit, reason, inputs = self._limit(classes)
+        holds = self._policy.session_limit() is not None
         live = self._steady(split(limit, {name: one.weight for name, one in classes.items()}))
-        advised = {name: self._advice(one, live[name]) for name, one in classes.items()}
+        advised = {
+            name: _advice(one, live[name], self._params.advice.reaction_s if holds else None)
+            for name, one in classes.items()
+        }
+        sessions = sum(one.sessions for one in advised.values())
         return Advice(
             policy=self._policy.name,
             paused=self._ledger.paused,
             mixture_given=bool(self._ledger.mixture),
-            sessions=sum(one.sessions for one in advised.values()) if advised else limit + 1,
-            held_sessions=sum(one.held_sessions for one in advised.values()) if advised else 1,
+            sessions=sessions if advised else max(1, limit + holds),
+            held_sessions=sum(one.held_sessions for one in advised.values()) if advised else int(holds),
             reason=reason,
             inputs=inputs,
             classes=advised,
-        )
-
-    def _advice(self, one: _Class, live: int) -> ClassAdvice:
-        held = max(1, min(live, ceil(live * self._params.advice.reaction_s / one.residency_s)))
-        return ClassAdvice(
-            sessions=live + held,
-            held_sessions=held,
-            share=one.share,
-            footprint_tokens=one.footprint_tokens,
-            residency_s=one.residency_s,
-            reason="learned" if one.known else "prior",
         )
 
     # --- the classes -------------------------------------------------------------------------------------------
@@ -105,25 +117,35 @@ class Advisor:
         if not usable:
             return 0, "no_replica", {"usable_replicas": 0}
         capacity = sum(replica.capacity_tokens or 0 for replica in usable)
-        mean = self._mean_tokens(classes)
-        inputs = {"usable_replicas": len(usable), "kv_capacity_tokens": capacity, "mean_footprint_tokens": mean}
+        mean, deviation = self._footprint(classes)
+        inputs = {
+            "usable_replicas": len(usable),
+            "kv_capacity_tokens": capacity,
+            "mean_footprint_tokens": mean,
+            "footprint_deviation_tokens": deviation,
+        }
         reason = "capacity" if capacity else "capacity_unknown"
         limit = self._policy.session_limit()
         if limit is not None:
             return limit, "session_limit" if capacity else reason, inputs
-        fraction = self._params.occupancy.protected_fraction
         few = self._params.replica.unknown_sessions
-        limit = 0
+        spare = self._params.occupancy.deviations * deviation
+        fitting = 0.0
         for replica in usable:
-            fits = max(1, int(fraction * replica.capacity_tokens / mean)) if replica.capacity_tokens else few
+            room = self._params.occupancy.protected_fraction * (replica.capacity_tokens or 0)
+            fits = max(1.0, _fitting(room, mean, spare)) if room else few
             stale = self._ledger.stale(replica, self._ledger.now_s)
-            limit += min(fits, max(few, len(replica.live))) if stale else fits
-        return limit, reason, inputs
+            fitting += min(fits, max(few, len(replica.live))) if stale else fits
+        return int(fitting), reason, inputs
 
-    def _mean_tokens(self, classes: dict[WorkloadClass, _Class]) -> float:
+    def _footprint(self, classes: dict[WorkloadClass, _Class]) -> tuple[float, float]:
+        """Mean and standard deviation over live sessions, of all classes and ages."""
         weight = sum(one.weight for one in classes.values())
-        tokens = sum(one.weight * one.footprint_tokens for one in classes.values())
-        return max(1.0, tokens / weight if weight > 0.0 else prior_footprint_tokens(self._ledger))
+        if weight <= 0.0:
+            return prior_footprint_tokens(self._ledger), 0.0
+        mean = sum(one.weight * one.footprint_tokens for one in classes.values()) / weight
+        square = sum(one.weight * one.footprint_tokens**2 for one in classes.values()) / weight
+        return max(1.0, mean), sqrt(max(0.0, AGES_SQUARE * square - mean * mean))
 
     # --- what was said -----------------------------------------------------------------------------------------
     def _steady(self, live: dict[WorkloadClass, int]) -> dict[WorkloadClass, int]:
@@ -138,6 +160,12 @@ class Advisor:
     def _held_back(self, before: int, now: int) -> int:
         band = max(1.0, self._params.advice.band_fraction * before)
         return before if now < before <= now + band else now
+
+
+def _fitting(room: float, mean: float, spare: float) -> float:
+    """n with n mean + spare sqrt(n) = room."""
+    root = (sqrt(spare * spare + 4.0 * mean * room) - spare) / (2.0 * mean)
+    return root * root
 
 
 def _profile(share: float, klass: ClassLedger | None, prior_s: float, prior_tokens: float) -> _Class:

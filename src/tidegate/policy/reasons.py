@@ -36,7 +36,7 @@ REJECT: Final[dict[str, str]] = {
 }
 ADVICE: Final[dict[str, str]] = {
     "session_limit": "the policy's own limit of live sessions",
-    "capacity": "the policy counts no sessions: what the KV memory holds of the expected footprint",
+    "capacity": "the policy lets all in: what the KV memory holds of the expected footprint",
     "capacity_unknown": "no usable replica reports its KV capacity: a few sessions for each",
     "no_replica": "no replica is usable: one session of each class, which waits for one",
 }

@@ -56,12 +56,14 @@ def test_what_fits_is_the_memory_over_the_footprint_where_a_policy_counts_no_ses
     one = said.classes["a"]
     assert said.reason == "capacity"
     assert one.footprint_tokens == pytest.approx(10_000, rel=0.05)
-    assert one.sessions - one.held_sessions == 2 * int(0.9 * 1_000_000 / one.footprint_tokens)
-    assert said.inputs == {
-        "usable_replicas": 2,
-        "kv_capacity_tokens": 2_000_000,
-        "mean_footprint_tokens": pytest.approx(one.footprint_tokens),
-    }
+    each = one.sessions / 2
+    deviation = said.inputs["footprint_deviation_tokens"]
+    assert deviation == pytest.approx(one.footprint_tokens / 3**0.5)
+    held_tokens = each * one.footprint_tokens + deviation * each**0.5
+    assert held_tokens == pytest.approx(0.9 * 1_000_000, abs=one.footprint_tokens)
+    assert one.held_sessions == 0  # nobody would hold them
+    assert said.inputs["kv_capacity_tokens"] == 2_000_000
+    assert said.inputs["mean_footprint_tokens"] == pytest.approx(one.footprint_tokens)
 
 
 def test_the_mixture_is_that_of_completions_not_of_live_sessions() -> None:
@@ -79,7 +81,7 @@ def test_the_mixture_is_that_of_completions_not_of_live_sessions() -> None:
 
 
 def test_sessions_that_end_before_the_trainer_reacts_wait_on_top() -> None:
-    shell = Shell(UNCAPPED, 2, capacity=1_000_000, params=CoreParams(advice=AdviceParams(reaction_s=5.0)))
+    shell = Shell("working_set", 2, capacity=1_000_000, params=CoreParams(advice=AdviceParams(reaction_s=5.0)))
     rollouts(shell, "a", count=200, tokens=10_000, seconds=20)
     shell.mixture(a=1.0)
     one = advice(shell).classes["a"]

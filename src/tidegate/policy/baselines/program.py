@@ -31,6 +31,7 @@ from math import inf
 
 from tidegate.policy.base import NO_REPLICA, Choice, Sticky
 from tidegate.policy.baselines.kv_usage import running_tokens, used_fraction
+from tidegate.policy.control import prior_footprint_tokens
 from tidegate.policy.entities import LIVE, Replica, Request, Session
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
@@ -231,6 +232,15 @@ class Program(Sticky):
                 self._marked[session] = None
             else:
                 self._pause(session)
+
+    def session_limit(self) -> int | None:
+        """It counts tokens: what fits of the sessions unfinished now."""
+        demand = {klass: klass.demand for klass in self.ledger.classes if klass.demand}
+        tokens = sum(count * klass.profile.footprint_tokens for klass, count in demand.items())
+        mean = tokens / sum(demand.values()) if tokens else prior_footprint_tokens(self.ledger)
+        usable = [self.ledger.at(slot) for slot in members(self.ledger.usable)]
+        room = {r: max(1, int((r.capacity_tokens or 0) / (mean + self.own.buffer_tokens))) for r in usable}
+        return sum(self.narrowed(replica, sessions) for replica, sessions in room.items())
 
     # --- views -------------------------------------------------------------------------------------------------
     def estimates(self) -> dict[str, object]:
