@@ -14,7 +14,7 @@ from tidegate.errors import ReplicaError
 from tidegate.proxy.chunked import InvalidChunk
 from tidegate.proxy.framing import response_framing, stay_here
 from tidegate.proxy.http1_body import BodyReader, BodyUntilClose, body_reader
-from tidegate.proxy.http1_head import InvalidHead, ResponseLines, parse_response
+from tidegate.proxy.http1_head import BARE_ENDING, InvalidHead, ResponseLines, parse_response
 from tidegate.proxy.keepalive import probe_when_silent
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class UpstreamConnection:
             if end < 4:
                 if len(data) > self._pool.config.max_header_bytes:
                     raise InvalidHead("Headers too large")
+                if BARE_ENDING.search(data):
+                    raise InvalidHead("A line that does not end with CR LF")
                 self._buffer = data
                 return
             response = parse_response(data[:end])

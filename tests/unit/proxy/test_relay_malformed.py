@@ -151,6 +151,8 @@ BROKEN = {
     "split": OK + b"A: b\nContent-Length: 0\r\n\r\n",
     "switch": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
     "endless_head": OK + b"A: " + b"b" * 100_000,
+    "bare_lf": b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+    "bare_cr": b"HTTP/1.1 200 OK\rContent-Length: 0\r\r",
     "mid_head": OK + b"Content-Le",
 }
 
