@@ -53,7 +53,7 @@ docs: $(STAMP) ## regenerate the reference pages
 compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled (needs a C compiler; minutes)
 
 test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, on the compiled build
-	@$(COMPILED)/bin/pytest -n $(WORKERS) -q tests/unit/proxy tests/unit/server tests/unit/policy tests/unit/sim tests/property tests/e2e
+	@$(COMPILED)/bin/pytest -n $(WORKERS) -q -m "not interpreted" tests/unit/proxy tests/unit/server tests/unit/policy tests/unit/sim tests/property tests/e2e
 
 test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh

@@ -12,6 +12,8 @@ from tidegate.policy.params import EstimatorParams
 from tidegate.policy.rng import SplitMix64
 from tidegate.policy.sizes import Sizes, size_bin
 
+pytestmark = pytest.mark.interpreted
+
 
 class Sessions:
     """Sessions of one class that grow steadily; time is stepped by a second."""
