@@ -44,7 +44,7 @@ PLANS = (
     Plan(
         scenario="paper-qwen",
         safe_cap=38,
-        sweep=(48, 64, 80, 96, 128, 160),
+        sweep=(32, 48, 64, 80, 96, 128),
         published={
             "static_cap": Published(-12.2, 95.9),
             REFERENCE: Published(0.0, 92.4),
@@ -57,7 +57,7 @@ PLANS = (
     Plan(
         scenario="paper-step",
         safe_cap=91,
-        sweep=(128, 160, 192, 256, 320),
+        sweep=(96, 128, 160, 192, 224, 256),
         published={
             "static_cap": Published(-21.7, 97.1),
             REFERENCE: Published(0.0, 95.9),
