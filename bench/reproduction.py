@@ -6,6 +6,7 @@ goes on where it was. Prints the tables of docs/reproduction.md.
 
     .venv/bin/python bench/reproduction.py --seeds 5                       # hours on one core
     .venv/bin/python bench/reproduction.py --seeds 0                       # the tables of what there is
+    .venv/bin/python bench/reproduction.py --seeds 0 --into docs/reproduction.md
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tidegate.bench.reproduction import PLANS, UNBOUNDED, Case, cases, markdown
 from tidegate.sim.compare import Row, row, run_job
 
 ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each, seeds 0 to N-1")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "out/reproduction.jsonl", help="rows, one a line")
+    parser.add_argument("--into", type=Path, help="write the tables into this file, between its markers")
     arguments = parser.parse_args()
     plans = [plan for plan in PLANS if plan.scenario in arguments.scenarios.split(",")]
     rows = read(arguments.out)
@@ -47,8 +50,10 @@ def main() -> None:
             with arguments.out.open("ab") as file:
                 file.write(msgspec.json.encode(rows[-1]) + b"\n")
             print(f"{len(rows) - len(done)}/{len(missing)} {describe(rows[-1])}", flush=True)
-    for plan in plans:
-        print(markdown(plan, rows))
+    tables = "\n".join(text for plan in plans if (text := markdown(plan, rows)))
+    print(tables)
+    if arguments.into:
+        arguments.into.write_text(between_markers(arguments.into.read_text(), tables))
 
 
 def run_case(case: Case, seed: int) -> Row:
@@ -60,6 +65,14 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()]
+
+
+def between_markers(text: str, tables: str) -> str:
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"no {BEGIN.strip()} and {END.strip()} to write between")
+    return f"{before}{begin}\n{tables}\n{end}{after}"
 
 
 def describe(each: Row) -> str:
