@@ -19,6 +19,8 @@ from tidegate.client.session import Session, SessionContext
 
 T = TypeVar("T")
 
+PATIENCE_S = 1.0  # a source that takes longer is one that waits for something: the others go on, ahead of their share
+
 Play: TypeAlias = Callable[[Session], Awaitable[T]]
 
 
@@ -42,42 +44,99 @@ Source: TypeAlias = "Iterable[Play[T] | Rollout[T]] | AsyncIterator[Play[T] | Ro
 Done: TypeAlias = Callable[[Outcome[T]], "Awaitable[None] | None"]
 
 
+class _Supply(Generic[T]):
+    """The rollouts of one class, one ahead: a source that is slow does not hold up the others for long."""
+
+    def __init__(self, source: Source[T]) -> None:
+        self.over = False
+        self.ready: Rollout[T] | None = None
+        self.asking: asyncio.Task[Play[T] | Rollout[T] | None] | None = None
+        self.asked_s = 0.0
+        self._streamed = source if isinstance(source, AsyncIterator) else None
+        self._listed = None if isinstance(source, AsyncIterator) else iter(source)
+
+    def look(self) -> None:
+        if self.ready is not None or self.over:
+            return
+        if self._listed is not None:
+            self._got(next(self._listed, None))
+        elif self.asking is None:
+            self.asked_s = asyncio.get_running_loop().time()
+            self.asking = asyncio.create_task(self._ask())
+        elif self.asking.done():
+            done, self.asking = self.asking, None
+            self._got(done.result())
+
+    async def _ask(self) -> Play[T] | Rollout[T] | None:
+        assert self._streamed is not None
+        return await anext(self._streamed, None)
+
+    def _got(self, found: Play[T] | Rollout[T] | None) -> None:
+        self.over = found is None
+        self.ready = found if found is None or isinstance(found, Rollout) else Rollout(found)
+
+    def take(self) -> Rollout[T]:
+        ready, self.ready = self.ready, None
+        assert ready is not None
+        return ready
+
+
 class Driver(Generic[T]):
     def __init__(self, limiter: Limiter, open_one: Callable[[frozenset[str]], SessionContext], done: Done[T]) -> None:
         """`open_one` makes a session of one of several classes, which is known when it is entered."""
         self._limiter = limiter
         self._open_one = open_one
         self._done = done
+        self._supplies: dict[str, _Supply[T]] = {}
 
     async def run(self, rollouts: Mapping[str, Source[T]], sessions: int | None) -> int:
         """The number of rollouts that were started: `sessions`, or all there are."""
-        sources = {workload: _source(given) for workload, given in rollouts.items()}
+        self._supplies = {workload: _Supply(source) for workload, source in rollouts.items()}
         started = 0
         try:
             async with asyncio.TaskGroup() as tasks:
-                while sources and (sessions is None or started < sessions):
-                    context = self._open_one(frozenset(sources))
-                    workload = (await context.__aenter__()).workload or ""
-                    try:
-                        rollout = await _next_of(sources[workload])
-                        if rollout is not None:
-                            session = await context.describe(rollout.group, rollout.expected_tokens)
-                    except BaseException:
-                        context.close(failed=True, played=False)
-                        raise
-                    if rollout is None:
-                        context.close(failed=False, played=False)
-                        del sources[workload]
-                        self._limiter.slots.retire(rollouts.keys() - sources.keys())
+                while sessions is None or started < sessions:
+                    asking = self._look()
+                    ready = frozenset(name for name, supply in self._supplies.items() if supply.ready is not None)
+                    if not ready and not asking:
+                        break
+                    patience_s = self._patience_s() if ready else None
+                    if patience_s is None or patience_s > 0.0:
+                        await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                         continue
-                    started += 1
-                    task = tasks.create_task(self._play(context, session, rollout))
-                    # A task that is cancelled before its first step never runs: its session would stay open.
-                    task.add_done_callback(partial(_close, context))
+                    context = self._open_one(ready)
+                    session = await _entered(context, asking)
+                    if session is not None:
+                        started += 1
+                        await self._begin(tasks, context, self._supplies[session.workload or ""].take())
         finally:
             self._limiter.slots.retire(())
             self._limiter.grant()
+            await _cancelled({supply.asking for supply in self._supplies.values() if supply.asking is not None})
         return started
+
+    def _look(self) -> set[asyncio.Task[Any]]:
+        """Those that are being asked for their next rollout."""
+        for supply in self._supplies.values():
+            supply.look()
+        self._limiter.slots.retire([name for name, supply in self._supplies.items() if supply.over])
+        return {supply.asking for supply in self._supplies.values() if supply.asking is not None}
+
+    def _patience_s(self) -> float:
+        """How much longer the others wait for classes that are owed a session and are being asked for it."""
+        now_s, owed = asyncio.get_running_loop().time(), self._limiter.slots.owed
+        owing = [one for name, one in self._supplies.items() if one.asking is not None and owed(name) >= 1.0]
+        return max((one.asked_s + PATIENCE_S - now_s for one in owing), default=0.0)
+
+    async def _begin(self, tasks: asyncio.TaskGroup, context: SessionContext, rollout: Rollout[T]) -> None:
+        try:
+            session = await context.describe(rollout.group, rollout.expected_tokens)
+        except BaseException:
+            context.close(failed=True, played=False)
+            raise
+        task = tasks.create_task(self._play(context, session, rollout))
+        # A task that is cancelled before its first step never runs: its session would stay open.
+        task.add_done_callback(partial(_close, context))
 
     async def _play(self, context: SessionContext, session: Session, rollout: Rollout[T]) -> None:
         value: T | None = None
@@ -92,18 +151,29 @@ class Driver(Generic[T]):
             await told
 
 
-def _close(context: SessionContext, task: asyncio.Task[None]) -> None:
+def _close(context: SessionContext, task: asyncio.Task[Any]) -> None:
     context.close(failed=True)
 
 
-def _source(given: Source[T]) -> Any:
-    return given if isinstance(given, AsyncIterator) else iter(given)
+async def _entered(context: SessionContext, asking: set[asyncio.Task[Any]]) -> Session | None:
+    """None: before it was its turn, another class had a rollout, which may be owed more."""
+    if not asking:
+        return await context.__aenter__()
+    entering = asyncio.create_task(context.__aenter__())
+    try:
+        await asyncio.wait({entering, *asking}, return_when=asyncio.FIRST_COMPLETED)
+        if not entering.done():
+            entering.cancel()
+            await asyncio.wait({entering})
+    except BaseException:
+        entering.cancel()
+        entering.add_done_callback(lambda _: context.close(failed=True, played=False))
+        raise
+    return None if entering.cancelled() else entering.result()
 
 
-async def _next_of(source: Any) -> Rollout[Any] | None:
-    """The next one; None: there are no more."""
-    if isinstance(source, AsyncIterator):
-        found = await anext(source, None)
-    else:
-        found = next(source, None)
-    return found if found is None or isinstance(found, Rollout) else Rollout(found)
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)

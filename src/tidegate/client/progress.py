@@ -42,9 +42,16 @@ class ProgressBar:
         self._progress.start()
 
     def update(self) -> None:
-        progress = self._progress
-        if progress is None:
+        """Never raises: it is called while slots change hands."""
+        if self._progress is None:
             return
+        try:
+            self._draw(self._progress)
+        except Exception:
+            log.exception("the progress bar failed; there is none from here")
+            self._progress = None
+
+    def _draw(self, progress: Progress) -> None:
         stats = self._stats()
         for workload, one in stats.classes.items():
             limit = "" if one.limit is None else f"/{one.limit}"

@@ -61,6 +61,54 @@ async def test_a_class_that_has_no_more_leaves_its_part_to_the_others(fake: Fake
     assert Counter(outcome.value for outcome in outcomes) == {"a": 3, "b": 20}
 
 
+async def test_a_source_that_is_slow_holds_up_nobody_else(fake: FakeGate) -> None:
+    more = asyncio.Event()
+
+    async def slow() -> AsyncIterator[Play]:
+        yield play
+        await more.wait()
+        yield play
+
+    fake.advice = advice(8, {"a": 4, "b": 4})
+    outcomes: list[Outcome[str]] = []
+    async with RolloutScheduler(fake.url, mixture=MIXTURE, **QUICK) as gate:
+        running = asyncio.create_task(gate.run({"a": slow(), "b": [play] * 20}, outcomes.append))
+        await until(lambda: len(outcomes) == 21)
+        more.set()
+        assert await running == 22
+    assert Counter(outcome.value for outcome in outcomes) == {"a": 2, "b": 20}
+
+
+async def test_a_streamed_source_keeps_the_mixture(fake: FakeGate) -> None:
+    fake.advice = advice(6)
+    outcomes: list[Outcome[str]] = []
+    async with RolloutScheduler(fake.url, mixture=MIXTURE, **QUICK) as gate:
+        await gate.run({"a": streamed(100), "b": streamed(100)}, outcomes.append, sessions=80)
+    counts = Counter(outcome.value for outcome in outcomes)
+    assert abs(counts["a"] - 60) <= 3
+
+
+async def test_a_source_that_is_being_asked_is_let_go_of(fake: FakeGate) -> None:
+    let_go = asyncio.Event()
+
+    async def never() -> AsyncIterator[Play]:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            let_go.set()
+        yield play
+
+    async with RolloutScheduler(fake.url, mixture=MIXTURE, **QUICK) as gate:
+        assert await gate.run({"a": never(), "b": itertools.repeat(play)}, lambda outcome: None, sessions=5) == 5
+        assert let_go.is_set()
+        running = asyncio.create_task(gate.run({"a": never(), "b": [play]}, lambda outcome: None))
+        await until(lambda: gate.stats().classes["b"].completed == 6)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert gate.stats().in_flight == 0
+
+
 async def test_a_rollout_that_raises_is_an_outcome(fake: FakeGate) -> None:
     async def fails(session: Session) -> str:
         raise ZeroDivisionError
