@@ -58,6 +58,7 @@ class Cluster:
             labelled=scenario.labelled,
             streams=scenario.streams,
             hop_s=scenario.request_s / 2,
+            releases=scenario.releases,
             recorder=recorder,
         )
         self.clients = Clients(
@@ -92,8 +93,8 @@ class Cluster:
 
     def _made(self, spec: ReplicaSpec) -> SimReplica:
         if self.scenario.fidelity == "fast":
-            return FastReplica(self.kernel, spec.config, self.gate.done, spec.cpu_tier)
-        return ExactReplica(self.kernel, spec.config, self.gate.done)
+            return FastReplica(self.kernel, spec.config, self.gate.done, spec.cpu_tier, releases=self.scenario.releases)
+        return ExactReplica(self.kernel, spec.config, self.gate.done, releases=self.scenario.releases)
 
     def lose(self, url: ReplicaId) -> None:
         """It dies; the gate sees its connections break."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from tidegate.sim.contexts import Context
+from tidegate.sim.fast_claims import Claims
 
 
 class Branch:
@@ -42,9 +43,10 @@ class Run:
 class Path:
     """A request's prefix: the branches that it goes through, and what it holds of them."""
 
-    __slots__ = ("held", "spans", "spare", "stored", "total")
+    __slots__ = ("held", "session", "spans", "spare", "stored", "total")
 
-    def __init__(self, context: Context, block_size: int) -> None:
+    def __init__(self, context: Context, block_size: int, session: str | None = None) -> None:
+        self.session = session  # whose blocks they are, where that matters
         self.spans = context.spans(block_size)
         self.held: list[tuple[Branch, int]] = []  # (branch, end of the hold), along the path
         self.stored = 0  # full blocks that it holds under their hashes
@@ -57,6 +59,7 @@ class FastCache:
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1  # the null block is never given out
         self.evictions = 0
+        self.claims: Claims | None = None  # of sessions, if they are released
         self._empty = num_blocks - 1  # free, without contents
         self._branches: dict[int, Branch] = {}
         self._queue: OrderedDict[Run, None] = OrderedDict()
@@ -150,6 +153,11 @@ class FastCache:
 
     def free(self, path: Path) -> None:
         """All its blocks, the last one first."""
+        claims, session = self.claims, path.session
+        if claims is not None and session is not None:
+            for id, first, end in path.spans:
+                if first < path.stored:
+                    claims.note(session, id, min(end, path.stored))
         nameless = path.total - path.stored
         freed = nameless + path.spare
         self._empty += nameless
@@ -166,6 +174,31 @@ class FastCache:
         self._empty = self.num_free
         self._branches.clear()
         self._queue.clear()
+        if self.claims is not None:
+            self.claims.clear()
+
+    def release(self, session: str) -> None:
+        """It is over: what it alone claims is evicted first, the deepest before the rest."""
+        if self.claims is not None:
+            for id, low in self.claims.release(session):
+                branch = self._branches.get(id)
+                if branch is not None:
+                    self._put_first(branch, low)
+
+    def _put_first(self, branch: Branch, low: int) -> None:
+        """Its free blocks from this one on."""
+        queue, runs = self._queue, branch.runs
+        for index in range(len(runs) - 1, -1, -1):
+            run = runs[index]
+            if run.high <= low:
+                continue
+            if run.low < low:  # what others claim of it stays where it is
+                outer = Run(branch, low, run.high)
+                run.high = low
+                runs.insert(index, outer)
+                queue[outer] = None
+                run = outer
+            queue.move_to_end(run, last=False)
 
     # --- branches ----------------------------------------------------------------------------------------------
     def _extend(self, path: Path, id: int, first: int, end: int) -> None:

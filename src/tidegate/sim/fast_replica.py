@@ -17,6 +17,7 @@ from math import sqrt
 
 from tidegate.sim.cpu_tier import CpuTierSpec
 from tidegate.sim.fast_cache import Path
+from tidegate.sim.fast_claims import Claims
 from tidegate.sim.fast_sequences import Sequence
 from tidegate.sim.fast_steps import Steps
 from tidegate.sim.kernel import Kernel
@@ -36,11 +37,21 @@ class _Leap:
 
 
 class FastReplica:
-    def __init__(self, kernel: Kernel, config: ReplicaConfig, done: Done, cpu_tier: CpuTierSpec | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        config: ReplicaConfig,
+        done: Done,
+        cpu_tier: CpuTierSpec | None = None,
+        *,
+        releases: bool = False,
+    ) -> None:
         if config.max_num_seqs > config.max_num_batched_tokens:
             raise ValueError("max_num_seqs must not be above max_num_batched_tokens, as in vLLM")
         self.config = config
         self.steps = Steps(config, cpu_tier)
+        if releases:
+            self.steps.cache.claims = Claims()
         self._kernel = kernel
         self._done = done
         self._size = config.block_size
@@ -57,7 +68,7 @@ class FastReplica:
         if call.prompt_tokens >= limit:
             raise ValueError(f"a prompt of {call.prompt_tokens} tokens leaves no room in {limit}")
         target = min(call.prompt_tokens + call.output_tokens, limit)
-        request = Sequence(call, Path(call.rollout.context, self._size), target, self._kernel.now_s)
+        request = Sequence(call, Path(call.rollout.context, self._size, call.rollout.id), target, self._kernel.now_s)
         steps.add(request)
         if steps.waiting[0] is request:  # else it stands behind one that does not fit: the leap holds
             self._cut_leap()
@@ -110,6 +121,10 @@ class FastReplica:
         return self.steps.cache.resident
 
     # --- control -----------------------------------------------------------------------------------------------
+    def release(self, rollout: Rollout) -> None:
+        self._settle(self._begun())
+        self.steps.cache.release(rollout.id)
+
     def flush(self) -> None:
         self._cut_leap()
         self.steps.preempt_all()

@@ -14,7 +14,7 @@ from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.replicas import SimReplica
-from tidegate.sim.rollout import Call
+from tidegate.sim.rollout import Call, Rollout
 from tidegate.types import (
     AnyDecision,
     AnyEvent,
@@ -52,10 +52,12 @@ class Gate:
         labelled: float = 1.0,
         streams: bool = False,
         hop_s: float = 0.0005,
+        releases: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
         """`labelled`: the share of sessions whose requests say their class. `streams`: replies are streamed, so that
-        their growth is seen. `hop_s`: between gate and replica, one way."""
+        their growth is seen. `hop_s`: between gate and replica, one way. `releases`: replicas are told which sessions
+        ended."""
         self.scheduler = scheduler
         self.advisor = Advisor(scheduler)
         self.repins = 0
@@ -68,6 +70,8 @@ class Gate:
         self._label_of: dict[str, bool] = {}
         self._streams = streams
         self._hop_s = hop_s
+        self._releases = releases
+        self._placed: dict[str, dict[ReplicaId, Rollout]] = {}  # where the KV of live sessions may be
         self._prefix_chunk_tokens = scheduler.prefix_chunk_tokens if scheduler.wants_prefix else 0
         self._calls: dict[int, Call] = {}
         self._waiting: dict[int, None] = {}
@@ -196,7 +200,16 @@ class Gate:
                     self._waiting.pop(decision.request, None)
                     self.refused(self._calls.pop(decision.request), decision)
                 case Ended():
-                    pass
+                    self._session_ended(decision)
+
+    def _session_ended(self, decision: Ended) -> None:
+        for url, rollout in self._placed.pop(decision.session, {}).items():
+            self._kernel.after(self._hop_s, self._release, url, rollout)
+
+    def _release(self, url: ReplicaId, rollout: Rollout) -> None:
+        replica = self._replicas.get(url)
+        if replica is not None and rollout.call is None:
+            replica.release(rollout)
 
     def _place(self, decision: Place) -> None:
         call = self._calls.get(decision.request)
@@ -206,6 +219,8 @@ class Gate:
         if decision.reason == "repinned":
             self.repins += 1
         call.replica = decision.replica
+        if self._releases:
+            self._placed.setdefault(call.rollout.id, {})[decision.replica] = call.rollout
         self._kernel.after(self._hop_s, self._submit, call, decision.replica)
 
     def _submit(self, call: Call, url: ReplicaId) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.replica import Replica, ReplicaConfig, Request, StepResult
 from tidegate.sim.rollout import Call, Rollout
+from tidegate.sim.session_blocks import SessionBlocks
 
 Done: TypeAlias = Callable[[Call], None]
 
@@ -53,6 +54,10 @@ class SimReplica(Protocol):
         """New weights: running requests are computed again, nothing stays cached."""
         ...
 
+    def release(self, rollout: Rollout) -> None:
+        """The session is over: what of its KV no other session shares is evicted first, if the engine can do that."""
+        ...
+
     def pause(self) -> None:
         """Freeze where it is, after the step under way."""
         ...
@@ -66,9 +71,10 @@ def capacity_tokens(config: ReplicaConfig) -> int:
 
 
 class ExactReplica:
-    def __init__(self, kernel: Kernel, config: ReplicaConfig, done: Done) -> None:
+    def __init__(self, kernel: Kernel, config: ReplicaConfig, done: Done, *, releases: bool = False) -> None:
         self.config = config
         self.replica = Replica(config)
+        self._sessions = SessionBlocks(self.replica) if releases else None
         self._kernel = kernel
         self._done = done
         self._calls: dict[str, Call] = {}
@@ -126,8 +132,14 @@ class ExactReplica:
         pool = self.replica.pool
         return pool.num_blocks - 1 - pool.num_free + pool.num_cached
 
+    def release(self, rollout: Rollout) -> None:
+        if self._sessions is not None:
+            self._sessions.release(rollout.id)
+
     def flush(self) -> None:
         self.replica.reset_prefix_cache(reset_running_requests=True)
+        if self._sessions is not None:
+            self._sessions.reset()
 
     def pause(self) -> None:
         self.replica.pause("keep")

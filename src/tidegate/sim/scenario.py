@@ -41,6 +41,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     announces: bool = False  # clients open their sessions with the expected tokens
     finishes: bool = True  # clients say that a session is over
     streams: bool = False
+    releases: bool = False  # engines evict the KV of ended sessions first, as vLLM with tidegate's plugin
     priorities: dict[WorkloadClass, int] = {}  # of calls, for replicas that schedule by them: the smaller, the sooner
     losses: tuple[ReplicaLoss, ...] = ()
     flip: Flip | None = None
