@@ -1,13 +1,15 @@
 """Decisions per second of the core at (8, 64, 256) replicas x (1k, 10k, 100k) live sessions, and memory per session.
 
-    python bench/scheduler.py [--policy misa_t] [--json FILE] [--quick]
+    python bench/scheduler.py [--policy misa_t] [--json FILE] [--quick] [--bytecodes]
 
 Two operations, each with the control steps that fall into it left out and timed on their own:
 
 - turn: a continuation arrives and ends (two events);
 - admit: a new session's request arrives and ends, and the session is finished (three events).
 
-Figures are of CPU time of this one thread: the median over interleaved repeats, and their spread (min-max).
+Figures are of CPU time of this one thread: the median over interleaved repeats, and their spread (min-max). With more
+sessions than a cache holds, most of the growth is its misses. `--bytecodes` counts what the interpreter executes, the
+same on every machine and under any load: what grows there grows by the algorithm. (Not on a compiled build.)
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import json
 import statistics
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from time import process_time
+from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
@@ -122,6 +126,38 @@ class Loaded:
         return (process_time() - started) * 1e3
 
 
+def bytecodes(operation: Callable[[], object]) -> int:
+    """Executed by the interpreter during the operation."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        operation()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def show_bytecodes(policy: str, count: int = 200) -> None:
+    table = Table(title=f"Scheduler, policy {policy}: bytecodes")
+    for name in ("replicas", "live sessions", "a turn", "an admission and finish"):
+        table.add_column(name, justify="right")
+    for replicas in (REPLICAS[0], REPLICAS[-1]):
+        for sessions in (SESSIONS[0], SESSIONS[-1]):
+            pool = Loaded(policy, replicas, sessions)
+            turn = bytecodes(lambda pool=pool: pool.time_turns_us(count)) / count  # type: ignore[misc]
+            admit = bytecodes(lambda pool=pool: pool.time_admits_us(count)) / count  # type: ignore[misc]
+            table.add_row(str(replicas), f"{sessions:,}", f"{turn:,.0f}", f"{admit:,.0f}")
+    Console(width=130).print(table)
+
+
 def bytes_per_session(policy: str, sessions: int) -> float:
     gc.collect()
     tracemalloc.start()
@@ -174,7 +210,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--policy", default="misa_t", choices=list(policies()))
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--quick", action="store_true", help="two small sizes, to see that it works")
+    parser.add_argument("--bytecodes", action="store_true", help="count bytecodes instead of time")
     arguments = parser.parse_args(argv)
+    if arguments.bytecodes:
+        show_bytecodes(arguments.policy)
+        return
     replicas, sessions = (REPLICAS[:2], SESSIONS[:2]) if arguments.quick else (REPLICAS, SESSIONS)
     rows = measure(arguments.policy, replicas, sessions, count=500 if arguments.quick else 3_000, repeats=5)
     memory_bytes = bytes_per_session(arguments.policy, 2_000 if arguments.quick else 20_000)
