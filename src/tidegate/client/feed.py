@@ -34,10 +34,10 @@ class Feed:
         max_sessions: int | None,
         poll_s: float,
         set_limits: Callable[[Limits], None],
-        tell_mixture: Callable[[], Awaitable[None]],
+        tell_mixture: Callable[[], Awaitable[bool]],
         observed_pause: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`tell_mixture` gives the gate the mixture, if there is one."""
+        """`tell_mixture` gives the gate the mixture, and says whether there is one."""
         self.source: Source = "fixed"
         self.reason = "no advice yet"
         self._gate = gate
@@ -59,8 +59,7 @@ class Feed:
         """Ask once; never raises but for a cancellation."""
         try:
             advice = await self._gate.advice()
-            if not advice.mixture_given:
-                await self._tell_mixture()
+            if not advice.mixture_given and await self._tell_mixture():
                 advice = await self._gate.advice()
         except GateError as error:
             self._lost(error)

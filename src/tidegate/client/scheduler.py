@@ -213,9 +213,11 @@ class RolloutScheduler:
         self._limiter.grant()
         await self._tell_mixture()
 
-    async def _tell_mixture(self) -> None:
-        if self._api is not None and self._slots.shares:
-            await self._api.set_mixture(self._slots.shares)
+    async def _tell_mixture(self) -> bool:
+        if self._api is None or not self._slots.shares:
+            return False
+        await self._api.set_mixture(self._slots.shares)
+        return True
 
     async def _tell_mixture_first(self) -> None:
         try:

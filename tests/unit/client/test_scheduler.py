@@ -221,6 +221,13 @@ async def test_the_advice_is_followed_up_and_down(fake: FakeGate) -> None:
         release.set()
 
 
+async def test_without_a_mixture_a_look_at_the_advice_is_one_call(fake: FakeGate) -> None:
+    fake.advice = advice(2, mixture_given=False)
+    async with RolloutScheduler(fake.url, poll_s=60) as gate:
+        assert gate.stats().limit == 2
+    assert [path for _, path, _ in fake.calls] == ["/advice"]
+
+
 async def test_its_own_number_is_the_most(fake: FakeGate) -> None:
     fake.advice = advice(1000)
     async with RolloutScheduler(fake.url, max_sessions=3, **QUICK) as gate:

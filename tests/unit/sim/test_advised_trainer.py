@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from tidegate.cli.sim import sim
+from tidegate.errors import ConfigError
 from tidegate.policy.params import CoreParams
 from tidegate.sim.cluster import Cluster
 from tidegate.sim.disturbances import ReplicaLoss
@@ -91,3 +96,17 @@ def test_one_without_advice_tells_no_mixture() -> None:
     case = scenario("vllm-cpu")
     Cluster(case, "misa_t", CoreParams(), 0, recorder=lambda event, made: told.append(type(event))).run(5.0)
     assert MixtureSet not in told
+
+
+def test_the_flag_makes_any_scenarios_trainer_follow(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    flags = ["--scenario", "vllm-cpu", "--warmup-s", "20", "--duration-s", "40", "--seeds", "1", "--processes", "1"]
+    rates = []
+    for advice in ([], ["--advised"]):
+        policies = ["--policies", "sticky_least_loaded", "--in-flight", "40", "--json", str(out)]
+        result = CliRunner().invoke(sim, ["compare", *flags, *policies, *advice], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        rates.append(json.loads(out.read_text())[0]["contract_per_min"])
+    assert rates[1] > 1.2 * rates[0]  # forty in flight thrash
+    with pytest.raises(ConfigError, match="takes no advice"):
+        CliRunner().invoke(sim, ["compare", "--scenario", "populations", "--advised"], catch_exceptions=False)
