@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How fast the simulator is, and what it holds in memory.
 
-speed    replica-seconds per CPU second of one core, scenario steady: with the policy's own share of the time beside
-         it, since the production scheduler runs inside
+speed    replica-seconds per CPU second of one core, scenario steady: with the scheduler's share of the time beside it,
+         since the production one runs inside
 kernel   bare events per CPU second, against simpy's on the same pattern: timers that set themselves again
 scale    1,000 replicas with 100,000 sessions in flight: peak memory
 
@@ -18,11 +18,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 
 import msgspec
 
 from tidegate.policy.params import CoreParams
 from tidegate.policy.scheduler import Scheduler
+from tidegate.sim import kernel as kernel_module
 from tidegate.sim.cluster import Cluster
 from tidegate.sim.kernel import Kernel
 from tidegate.sim.run import run, unbounded
@@ -30,7 +32,7 @@ from tidegate.sim.scenario import Scenario
 from tidegate.sim.scenarios import scenario
 from tidegate.types import AnyEvent
 
-REPEATS = 3
+ROUNDS = 3
 KERNEL_EVENTS = 300_000
 TIMERS = 1000
 SCALE_S = 10.0  # of model time: all sessions have started
@@ -49,19 +51,20 @@ def main() -> None:
 
 
 def speed() -> None:
-    print("scenario steady, 4 replicas     replica-s per CPU s    of which the scheduler    kernel events/s")
+    print(f"  compiled: {not kernel_module.__file__.endswith('.py')}")
+    print(f"  {'scenario steady, 4 replicas':34} {'replica-s per CPU s':26} scheduler  kernel events per CPU s")
     for policy in ("sticky_least_loaded", "static_cap", "misa_t"):
         case = msgspec.structs.replace(scenario("steady"), warmup_s=300.0, duration_s=900.0)
         for label, each in ((policy, case), (f"{policy}, unbounded KV", unbounded(case))):
-            rates = []
-            for _ in range(REPEATS):
+            rates, events = [], []
+            for _ in range(ROUNDS):
                 began_s = time.process_time()
                 result = run(each, policy)
                 spent_s = time.process_time() - began_s
-                rates.append((result.simulated_s * result.replicas / spent_s, result.events / spent_s))
-            best, events = max(rates)
+                rates.append(result.simulated_s * result.replicas / spent_s)
+                events.append(result.events / spent_s)
             share = scheduler_share(each, policy)
-            print(f"  {label:34} {best:15,.0f} {100 * share:22.0f} % {events:18,.0f}", flush=True)
+            print(f"  {label:34} {spread(rates, ',.0f'):26} {100 * share:6.0f} % {median(events):26,.0f}", flush=True)
 
 
 def scheduler_share(case: Scenario, policy: str) -> float:
@@ -78,18 +81,20 @@ def scheduler_share(case: Scenario, policy: str) -> float:
 
 
 def kernel() -> None:
-    for name, rate in (("tidegate", rate_of(ours)), ("simpy", rate_of(simpys))):
-        print(f"  {name:10} {rate:12,.0f} events per CPU second")
+    rates = [(rate_of(ours), rate_of(simpys)) for _ in range(ROUNDS)]
+    for name, column in (("tidegate", 0), ("simpy", 1)):
+        print(f"  {name:10} {spread([rate[column] for rate in rates], ',.0f')} events per CPU second")
+    print(f"  ratio      {spread([ours / theirs for ours, theirs in rates], '.2f')}")
+
+
+def spread(values: list[float], form: str) -> str:
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def rate_of(drive: Callable[[], None]) -> float:
+    began_s = time.process_time()
     drive()
-    times = []
-    for _ in range(REPEATS):
-        began_s = time.process_time()
-        drive()
-        times.append(time.process_time() - began_s)
-    return KERNEL_EVENTS / min(times)
+    return KERNEL_EVENTS / (time.process_time() - began_s)
 
 
 def ours() -> None:
