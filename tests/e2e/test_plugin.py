@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.conftest import Replica, StartGate, _start
 from tests.e2e.embedded import EmbeddedReplica
 from tests.e2e.gate import Gate
-from tests.e2e.inference import token_ids
+from tests.e2e.inference import completion, encode, token_ids
 from tests.e2e.turns import attempt, finish, turn
 from tests.e2e.waiting import until
 
@@ -81,6 +81,19 @@ async def test_a_finished_session_is_released(
     text = await exposition(gate, client)
     assert f'tidegate_plugin_moved_blocks_total{{hint="release",replica="{plugged.url}"}} 16.0' in text
     assert f'tidegate_plugin_used{{reason="ok",replica="{plugged.url}"}} 1.0' in text
+
+
+async def test_a_session_that_the_engine_would_not_find_is_released_too(
+    start_gate: StartGate, plugged: Replica, client: aiohttp.ClientSession
+) -> None:
+    gate = await gate_of(start_gate, plugged, client)
+    headers = {"Content-Type": "application/json", "X-SMG-Routing-Key": "routed"}
+    body = encode(completion(token_ids(512, "routed")))
+    async with client.post(f"{gate.url}/v1/completions", data=body, headers=headers) as reply:
+        assert reply.status == 200
+    assert set(await resident(plugged, client)) == {"routed"}
+    await finish(client, gate.url, "routed")
+    await until_resident(plugged, client, lambda sessions: sessions == {})
 
 
 async def test_a_live_sessions_kv_outlasts_that_of_finished_ones(

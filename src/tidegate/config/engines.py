@@ -118,6 +118,13 @@ class EnginesConfig(Struct, frozen=True, kw_only=True):
             "requests takes as long as they do.",
         ),
     ] = 600.0
+    name_sessions: Annotated[
+        bool,
+        Meta(
+            description="A session that the client named in another way than by X-Session-ID is named to the replica "
+            "by a header of that name, so that its KV events and its plugin know it."
+        ),
+    ] = True
     plugin: Annotated[
         Literal["auto", "off"],
         Meta(

@@ -49,29 +49,10 @@ _ids: Final = itertools.count(1)
 
 class RelayExchange:
     __slots__ = (
-        "_body",
-        "_chunked_out",
-        "_client",
-        "_close_ends",
-        "_collecting",
-        "_connecting",
-        "_done",
-        "_handler",
-        "_head_sent",
-        "_kept_back",
-        "_listener",
-        "_onward",
-        "_replica",
-        "_reply_head",
-        "_status",
-        "_upstream",
-        "_waiting",
-        "head",
-        "http_1_0",
-        "id",
-        "meter",
-        "method",
-    )
+        "_body", "_chunked_out", "_client", "_close_ends", "_collecting", "_connecting", "_done", "_handler",
+        "_head_sent", "_kept_back", "_listener", "_onward", "_replica", "_reply_head", "_status", "_upstream",
+        "_waiting", "head", "http_1_0", "id", "meter", "method",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -191,6 +172,9 @@ class RelayExchange:
         if not (self._waiting or self._done):
             raise RuntimeError(f"exchange {self.id} is not waiting for a decision")
         return not self._done
+
+    def name_session(self, session: bytes) -> None:
+        self._onward = b"X-Session-ID: %b\r\n%b" % (session, self._onward)
 
     def recall(self, error: ReplicaError) -> None:
         if self._done or self._upstream is None or self._status or not self._body.complete:

@@ -59,6 +59,7 @@ class Identity(msgspec.Struct, frozen=True):
     group: str | None
     final: bool = False  # the client says that this is the session's last request
     encoded: bool = False  # its body is compressed: not ours to decode
+    in_own_header: bool = False  # X-Session-ID says it, which engines read too
 
 
 class IdentityBody(msgspec.Struct):
@@ -93,6 +94,7 @@ class Identifier:
         extra = (name.lower().replace("_", "-").encode("latin-1") for name in session_headers)
         ranked = dict.fromkeys((*(name for name in extra if name != b"x-request-id"), *SESSION_HEADERS))
         self._canonical = {**_ROLES, **{name: rank for rank, name in enumerate(ranked)}}
+        self._own_rank = self._canonical[SESSION_HEADERS[0]]
         self._roles: dict[bytes, int] = {}  # by name as spelled: header names are looked up a million times
         self._read_bodies = read_bodies
         self._user_is_session = user_is_session
@@ -149,7 +151,7 @@ class Identifier:
                 final = value.strip().lower() in (b"true", b"1")
             elif role == _ENCODED:
                 encoded = True
-        return Identity(session, workload, group, final, encoded)
+        return Identity(session, workload, group, final, encoded, rank == self._own_rank)
 
     def _role(self, name: bytes) -> int:
         role = self._canonical.get(name.lower().replace(b"_", b"-"), _IGNORED)

@@ -88,6 +88,10 @@ class Exchange(Protocol):
         """Answer with the error; `ended` is not called for it."""
         ...
 
+    def name_session(self, session: bytes) -> None:
+        """The replica is told of it in X-Session-ID, a header that the client did not send. Before `place`."""
+        ...
+
     def recall(self, error: ReplicaError) -> None:
         """The replica will not answer: leave it, as if it had failed now. Ignored once its response has begun."""
         ...

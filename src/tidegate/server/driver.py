@@ -79,6 +79,7 @@ class Driver:
         self.passing: Passing
         self.told: Callable[[AnyEvent, Sequence[Any]], None] = lambda event, decisions: None  # of all that happens
         self.router: Router = lambda head: None
+        self.names_sessions = False  # to engines, which read one header only
         self.draining = False
         self._aborts_called_s = float("-inf")  # when somebody last aborted requests through the gate
         self.started_s = clock.now_s()
@@ -222,6 +223,10 @@ class Driver:
     # --- the life of a request ---------------------------------------------------------------------------------------
     def _arrived(self, exchange: Exchange, head: RequestHead, body: bytes | None) -> None:
         identity = self._identifier.identify(head, body)
+        session = identity.session
+        named = session is None or identity.in_own_header or head.get(b"x-session-id") is not None
+        if session is not None and not named and self.names_sessions and session.isascii():
+            exchange.name_session(session.encode())
         now_s = self.now_s()
         request = exchange.id
         entry = entry_type(head)(exchange, self, identity, self.counters.of_class(identity.workload), now_s)

@@ -111,6 +111,7 @@ class Gate:
             kv_capacity_tokens_by_url=by_replica(config.engines.kv_capacity_tokens_by_url),
             kv_event_endpoints=by_replica(config.engines.kv_event_endpoints),
         )
+        driver.names_sessions = engines.name_sessions
         client = control_session(engines)
         stack.push_async_callback(client.close)
         self.replicas = driver.replicas = Replicas(engines, driver.observed, self.clock, client)

@@ -120,7 +120,7 @@ def test_keys_of_other_shapes_name_nothing_and_break_nothing(odd: Any) -> None:
 
 def test_class_and_group_come_from_headers_and_else_from_the_body_that_was_read() -> None:
     headers = {"X-Session-ID": "s", "X-Workload-Class": "agentic", "X_Group_ID": "g"}
-    assert identify(headers) == Identity("s", "agentic", "g")
+    assert identify(headers) == Identity("s", "agentic", "g", in_own_header=True)
     for place in ("vllm_xargs", "metadata"):
         found = identify(body={place: {"workload_class": "rlvr", "group_id": 7, "session_id": "s"}})
         assert found == Identity("s", "rlvr", "7")

@@ -26,6 +26,7 @@ class FakeExchange:
         self.head = head
         self.meter: Meter | None = None
         self.placed: list[ReplicaId] = []
+        self.named: list[bytes] = []
         self.rejected: TidegateError | None = None
         self.recalled: list[str] = []
         self.fault: Exception | None = None  # raised by the next place
@@ -39,6 +40,9 @@ class FakeExchange:
     def reject(self, error: TidegateError) -> None:
         assert self.rejected is None
         self.rejected = error
+
+    def name_session(self, session: bytes) -> None:
+        self.named.append(session)
 
     def recall(self, error: ReplicaError) -> None:
         self.recalled.append(error.reason)

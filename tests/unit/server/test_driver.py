@@ -250,3 +250,13 @@ def test_more_classes_than_are_told_apart_count_as_other(shell: Shell) -> None:
 def test_errors_have_the_openai_shape() -> None:
     body = json.loads(TidegateError("m", param="p").body())
     assert body == {"error": {"message": "m", "type": "server_error", "param": "p", "code": "internal_error"}}
+
+
+def test_a_session_that_engines_would_not_find_is_named_to_them(shell: Shell) -> None:
+    shell.driver.names_sessions = True
+    assert shell.open("s").named == []
+    assert shell.open(None, x_smg_routing_key="t").named == [b"t"]
+    assert shell.open(None, b'{"prompt": "x", "program_id": "u"}').named == [b"u"]
+    assert shell.open(None).named == []
+    shell.driver.names_sessions = False
+    assert shell.open(None, x_smg_routing_key="t").named == []
