@@ -27,7 +27,7 @@ from tidegate.engines.control import control_session
 from tidegate.engines.discovery import by_replica, normalise_all
 from tidegate.errors import ConfigError
 from tidegate.observe.metrics import Inferred, Snapshot, registry
-from tidegate.observe.recorder import FORMAT, Header, Recorder
+from tidegate.observe.recorder import Recorder, log_header
 from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
 from tidegate.proxy.identity import Identifier
@@ -169,13 +169,7 @@ class Gate:
         record = config.record
         if record.path is None:
             return None
-        header = Header(
-            tidegate=__version__,
-            format=FORMAT,
-            policy=config.policy,
-            seed=config.seed,
-            params=msgspec.to_builtins(config.core),
-        )
+        header = log_header(config.policy, config.seed, config.core)
         try:
             return Recorder(Path(record.path), header, queue_lines=record.queue_lines, flush_s=record.flush_s)
         except OSError as exc:
