@@ -195,7 +195,7 @@ def test_without_a_vllm_that_it_knows_it_is_off() -> None:
     ("found", "forced", "refused"),
     [
         ("0.32.0", False, False),
-        ("0.32.1+cpu", False, False),
+        ("0.33.1+cpu", False, False),
         ("0.31.2", False, True),
         ("0.99.0", False, True),
         ("dev", False, True),
