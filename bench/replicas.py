@@ -19,8 +19,8 @@ MAX_MODEL_LEN, MAX_SEQS, MAX_BATCHED_TOKENS = 8192, 64, 2048  # VllmReplica's
 
 
 @contextmanager
-def vllm_replicas(count: int, log_dir: Path) -> Iterator[list[str]]:
-    """The URLs of running replicas, gone at the end."""
+def vllm_replicas(count: int, log_dir: Path, *, plugin: bool = False) -> Iterator[list[str]]:
+    """The URLs of running replicas, gone at the end. `plugin`: with tidegate's, for routers that use it."""
     log_dir.mkdir(parents=True, exist_ok=True)
     replicas = [
         VllmReplica(
@@ -29,6 +29,7 @@ def vllm_replicas(count: int, log_dir: Path) -> Iterator[list[str]]:
             load_format="dummy",
             num_gpu_blocks=KV_BLOCKS,
             max_model_len=MAX_MODEL_LEN,
+            plugin=plugin,
             extra=("--dtype", native_dtype()),  # the last one counts
         )
         for number in range(count)

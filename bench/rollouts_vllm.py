@@ -18,6 +18,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -40,12 +41,16 @@ def main() -> None:
     arguments = parse()
     console = Console(width=max(Console().width, 160))
     out: Path = arguments.out
-    with sigterm_ends(), Servers(out / "logs") as servers, vllm_replicas(REPLICAS, out / "logs") as urls:
+    with sigterm_ends(), Servers(out / "logs") as servers, replicas_of(arguments) as urls:
         runs = asyncio.run(sweep(arguments, servers, urls, console))
     comparison = Comparison(runs)
     console.print(comparison.rates_table())
     console.print(comparison.ratios_table("tidegate", "vllm-router"))
     console.print(f"every run: {out / 'rollouts_vllm.json'}")
+
+
+def replicas_of(arguments: argparse.Namespace) -> AbstractContextManager[list[str]]:
+    return vllm_replicas(REPLICAS, arguments.out / "logs", plugin=arguments.plugin)
 
 
 def parse() -> argparse.Namespace:
@@ -58,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="repeat i has seed + i")
     parser.add_argument("--out", type=Path, default=ROOT / "out")
     parser.add_argument("--vllm-router", type=Path, default=ROOT / ".venv-bench/bin/vllm-router")
+    parser.add_argument("--plugin", action="store_true", help="engines have tidegate's plugin; other routers ignore it")
     parser.add_argument("--serve-flags", default="", help="further flags of tidegate serve")
     arguments = parser.parse_args()
     arguments.policies = [tuple(name.split(":", 1)) for name in arguments.policies.split(",")]
