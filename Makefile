@@ -50,7 +50,7 @@ check: $(STAMP) ## ruff, mypy --strict, import rules, docs in sync
 docs: $(STAMP) ## regenerate the reference pages
 	@$(BIN)/python docs/generate.py
 
-compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled (needs a C compiler; minutes)
+compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled: experimental (a C compiler; minutes)
 
 test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, on the compiled build
 	@$(COMPILED)/bin/pytest -n $(WORKERS) -q -m "not interpreted" tests/unit/proxy tests/unit/server tests/unit/policy tests/unit/sim tests/property tests/e2e
@@ -59,9 +59,9 @@ test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh
 	@$(BIN)/pytest tests/e2e tests/vllm -q --backend vllm
 
-bench: $(COMPILED_STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks, compiled (installs nginx, wrk if missing)
-	@$(COMPILED)/bin/python bench/scheduler.py
-	@$(COMPILED)/bin/python bench/relay.py
+bench: $(STAMP) $(VLLM_ROUTER) ## scheduler and relay benchmarks (installs nginx and wrk if they are missing)
+	@$(BIN)/python bench/scheduler.py
+	@$(BIN)/python bench/relay.py
 
 bench-sim: $(COMPILED_STAMP) ## the simulator's speed, memory and events/s beside simpy's, compiled
 	@$(COMPILED)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
