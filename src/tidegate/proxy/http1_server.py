@@ -196,8 +196,8 @@ class ClientConnection:
             request = request_framing(parse_request(buffer[start:end]))
         except TooManyHeaders as error:
             raise HeadersTooLarge(str(error)) from None
-        except InvalidHead as error:
-            raise MalformedRequest(f"Malformed HTTP request: {error}") from None
+        except InvalidHead as invalid:
+            raise MalformedRequest(f"Malformed HTTP request: {invalid}") from None
         self.method = request.method
         is_long = COPIED_BYTES < len(buffer) - end <= request.length
         self._start(request, memoryview(buffer)[end:] if is_long else buffer[end:])
