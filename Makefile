@@ -50,10 +50,10 @@ check: $(STAMP) ## ruff, mypy --strict, import rules, docs in sync
 docs: $(STAMP) ## regenerate the reference pages
 	@$(BIN)/python docs/generate.py
 
-compiled: $(COMPILED_STAMP) ## the hot modules compiled by mypyc, in .venv-compiled: experimental (a C compiler; minutes)
+compiled: $(COMPILED_STAMP) ## the simulator and the core compiled by mypyc, in .venv-compiled (needs a C compiler)
 
 test-compiled: $(COMPILED_STAMP) ## the tests of what is compiled, on the compiled build
-	@$(COMPILED)/bin/pytest -n $(WORKERS) -q -m "not interpreted" tests/unit/proxy tests/unit/server tests/unit/policy tests/unit/sim tests/property tests/e2e
+	@$(COMPILED)/bin/pytest -n $(WORKERS) -q -m "not interpreted" tests/unit/policy tests/unit/sim tests/property
 
 test-vllm: $(STAMP) ## the end-to-end suite against two real vLLM CPU replicas
 	@bash tests/vllm/setup.sh

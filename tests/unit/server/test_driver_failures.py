@@ -201,7 +201,6 @@ def test_a_fault_while_placing_ends_the_request_and_leaks_nothing(shell: Shell) 
     assert shell.at_rest
 
 
-@pytest.mark.interpreted
 def test_a_fault_while_accounting_still_ends_the_request(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = shell.open("s")
     monkeypatch.setattr(shell.driver, "_account", lambda *arguments: 1 / 0)
@@ -210,7 +209,6 @@ def test_a_fault_while_accounting_still_ends_the_request(shell: Shell, monkeypat
     assert shell.at_rest
 
 
-@pytest.mark.interpreted
 def test_a_fault_of_the_scheduler_is_contained(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = shell.scheduler.handle
     monkeypatch.setattr(shell.scheduler, "handle", lambda event: 1 / 0)
@@ -222,7 +220,6 @@ def test_a_fault_of_the_scheduler_is_contained(shell: Shell, monkeypatch: pytest
     assert shell.at_rest
 
 
-@pytest.mark.interpreted
 def test_a_fault_at_what_a_monitor_saw_does_not_reach_the_monitor(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

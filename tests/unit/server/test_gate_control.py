@@ -26,7 +26,6 @@ async def test_a_control_call_reports_on_each_replica(gate: Gate, client: aiohtt
     assert (await call(client, gate, "GET", "/is_paused"))[1]["is_paused"] is False
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("query", "aborts"), [({}, True), ({"mode": "abort"}, True), ({"mode": "keep"}, False), ({"mode": "wait"}, False)]
 )
