@@ -174,10 +174,11 @@ def markdown(plan: Plan, rows: Sequence[Row]) -> str:
     """Both tables of one scenario; nothing where the sweep has not been run."""
     if not _has_sweep(plan, rows):
         return ""
-    head = (
-        "| paper | ours, 95 % interval | contract rate, ours | hit, paper | hit, ours | recomputed | TV, pp | seeds |"
+    columns = (
+        *("", "sessions/min, paper", "sessions/min, ours (95 % interval)", "contract rate, ours", "hit, paper"),
+        *("hit, ours", "recomputed", "TV, pp", "seeds"),
     )
-    parts = [f"### {plan.scenario}", "", f"| | {head[2:]}", "|---|" + "---|" * 8]
+    parts = [f"### {plan.scenario}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for line in table_lines(plan, rows):
         published = line.published
         rate = "-" if published is None else f"{published.rate_percent:+.1f} %"
