@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Environments and models of the suite on real vLLM replicas. Idempotent: a step is done again only when its inputs changed.
 #   .venv-vllm       vLLM's CPU build (2.4 GB, ~3 min)      .venv-verifiers   verifiers and its tokenizers (0.6 GB, ~1 min)
-#   .models/tiny     random weights on disk: outputs depend on the prompt      .models/small   for --load-format dummy
+#   .models/tiny     random weights on disk: outputs depend on the prompt      .models/small, .models/slim   for --load-format dummy
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -11,13 +11,13 @@ mkdir -p .models
 : > "$log"
 
 # Commands run in a condition: errexit does not reach into them, so each ends at its first failure by itself.
-step() { # step STAMP "what" INPUT... -- COMMAND: runs COMMAND unless STAMP holds the hash of the inputs
+step() { # step STAMP "what" INPUT... -- COMMAND: runs COMMAND unless STAMP holds the hash of it and of the inputs
   local stamp=$1 what=$2 hash started=$SECONDS
   shift 2
   local inputs=()
   while [ "$1" != -- ]; do inputs+=("$1"); shift; done
   shift
-  hash=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
+  hash=$({ cat "${inputs[@]}" && echo "$@"; } | sha256sum | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null || true)" = "$hash" ] && return 0
   if ! "$@" >> "$log" 2>&1; then
     echo "$what: failed; the end of $log:" >&2
@@ -50,3 +50,5 @@ step .venv-verifiers/.stamp ".venv-verifiers" tests/data/verifiers/requirements.
 step .models/tiny/.stamp ".models/tiny" $data/make_model.py $data/real_weights.py -- model .models/tiny 0.3
 step .models/small/.stamp ".models/small" $data/make_model.py -- model .models/small - \
   --hidden 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --ffn 1536 --vocab 4096
+step .models/slim/.stamp ".models/slim" $data/make_model.py -- model .models/slim - \
+  --hidden 256 --layers 3 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 4096
