@@ -19,7 +19,7 @@ _SMALLEST: Final = 16  # places
 
 
 class AdmissionOrder:
-    __slots__ = ("_first", "_last_rank", "_places", "_ranks", "_rows", "_sessions", "_tree", "total")
+    __slots__ = ("_last_rank", "_places", "_ranks", "_rows", "_tree", "total")
 
     def __init__(self) -> None:
         self._places: dict[Session, int] = {}  # from 1, in order of rank
@@ -34,10 +34,8 @@ class AdmissionOrder:
 
     def _lay_out(self, sessions: list[Session], rows: dict[Session, Row]) -> None:
         places = max(_SMALLEST, 2 * len(sessions))
-        self._sessions: list[Session | None] = [None]  # by place used
-        self._rows: list[Row] = [ZERO]
+        self._rows: list[Row] = [ZERO]  # by place used; places count from 1
         self._tree = [[0] * (places + 1) for _ in range(COLUMNS)]
-        self._first = 1  # nobody lives at a place below it
         self._last_rank = 0  # of the last place used
         self._places = {}
         self.total = ZERO
@@ -45,16 +43,15 @@ class AdmissionOrder:
             self._take_place(session, rows[session])
 
     def _take_place(self, session: Session, row: Row) -> None:
-        self._places[session] = len(self._sessions)
+        self._places[session] = len(self._rows)
         self._last_rank = self._ranks[session]
-        self._sessions.append(session)
         self._rows.append(ZERO)
         self.set(session, row)
 
     def add(self, session: Session, rank: int, row: Row) -> None:
         """Ranks are unique and positive; the newest session has the largest."""
         self._ranks[session] = rank
-        if rank > self._last_rank and len(self._sessions) < len(self._tree[0]):
+        if rank > self._last_rank and len(self._rows) < len(self._tree[0]):
             self._take_place(session, row)
             return
         rows = {other: self._rows[place] for other, place in self._places.items()}
@@ -63,9 +60,7 @@ class AdmissionOrder:
 
     def remove(self, session: Session) -> None:
         self.set(session, ZERO)
-        place = self._places.pop(session)
-        del self._ranks[session]
-        self._sessions[place] = None
+        del self._places[session], self._ranks[session]
 
     def set(self, session: Session, row: Row) -> None:
         place = self._places[session]
@@ -103,13 +98,3 @@ class AdmissionOrder:
             c += third[at]
             at &= at - 1
         return a, b, c
-
-    def oldest(self) -> Session | None:
-        """Places are passed over once each: O(1) amortised."""
-        sessions = self._sessions
-        while self._first < len(sessions):
-            session = sessions[self._first]
-            if session is not None:
-                return session
-            self._first += 1
-        return None

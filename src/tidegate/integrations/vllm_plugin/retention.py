@@ -20,7 +20,7 @@ Not thread-safe, and need not be: the engine's loop runs utility calls between i
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic
 
 from tidegate.integrations.vllm_plugin.blocks import B, BlockHash, FreeOrder
@@ -106,10 +106,7 @@ class Retention(Generic[B]):
         self._settle()
         self._ending.update(dict.fromkeys(running))
         done = Moved()
-        for name in names:
-            session = self.sessions.get(name)
-            if session is None:
-                continue
+        for name, session in self._those(names):
             done.known += 1
             mine = list(session.blocks.items())
             self._forget(name, session)
@@ -122,10 +119,7 @@ class Retention(Generic[B]):
     def demote(self, names: Iterable[str]) -> Moved:
         self._settle()
         done = Moved()
-        for name in names:
-            session = self.sessions.get(name)
-            if session is None:
-                continue
+        for _, session in self._those(names):
             done.known += 1
             if not session.demoted:
                 session.demoted = True
@@ -142,10 +136,7 @@ class Retention(Generic[B]):
     def protect(self, names: Iterable[str]) -> Moved:
         self._settle()
         done = Moved()
-        for name in names:
-            session = self.sessions.get(name)
-            if session is None:
-                continue
+        for name, session in self._those(names):
             done.known += 1
             self._wake(session)
             self.sessions.move_to_end(name)
@@ -161,10 +152,7 @@ class Retention(Generic[B]):
         """By session: blocks in the cache, those of them that others claim too, and whether it is demoted. Sessions
         without any are left out."""
         found: dict[str, tuple[int, int, bool]] = {}
-        for name in list(self.sessions if names is None else names):
-            session = self.sessions.get(name)
-            if session is None:
-                continue
+        for name, session in self._those(self.sessions if names is None else names):
             blocks = [block_hash for block_hash, block in session.blocks.items() if block.block_hash == block_hash]
             if blocks:
                 shared = sum(1 for block_hash in blocks if self._claims[block_hash] > 1)
@@ -177,6 +165,13 @@ class Retention(Generic[B]):
         return sum(len(session.blocks) for session in self.sessions.values())
 
     # --- claims -------------------------------------------------------------------------------------------------
+    def _those(self, names: Iterable[str]) -> Iterator[tuple[str, Session[B]]]:
+        """Of these sessions, the ones that are known."""
+        for name in names:
+            session = self.sessions.get(name)
+            if session is not None:
+                yield name, session
+
     def _record(self, name: str, tables: Sequence[Sequence[B]]) -> None:
         session = self._known(name)
         before, session.tables = session.tables, [_hashed(table) for table in tables]
