@@ -4,7 +4,8 @@
 Closed-loop sessions of mixed classes (workload cpu-mixed) on two replicas of 16,384 KV tokens. Every router gets the
 same sessions from the same driver; repeats are interleaved, the order of routers rotates from repeat to repeat; each
 run starts with a fresh router, idle engines and empty prefix caches. Routers are started as their users start them:
-vllm-router with prime-rl's flags, tidegate with its defaults.
+vllm-router with prime-rl's flags, tidegate with its defaults. A policy of tidegate's that ends in `+plugin` tells the
+engines which sessions ended and pause; then all engines have tidegate's plugin, and the other gates leave it alone.
 
     make bench-vllm
     .venv/bin/python bench/rollouts_vllm.py --concurrency 16,24 --duration-s 60 --repeats 1   # a short one
@@ -34,6 +35,7 @@ from tidegate.sim.workload_names import WorkloadOptions, build_workload
 
 REPLICAS = 2
 ROUTER_START_S = 60.0
+WITH_PLUGIN = "+plugin"
 POLICIES = "vllm-router:consistent_hash,vllm-router:sticky_least_loaded,vllm-router:cache_aware,tidegate:misa_t"
 
 
@@ -50,12 +52,13 @@ def main() -> None:
 
 
 def replicas_of(arguments: argparse.Namespace) -> AbstractContextManager[list[str]]:
-    return vllm_replicas(REPLICAS, arguments.out / "logs", plugin=arguments.plugin)
+    plugin = any(policy.endswith(WITH_PLUGIN) for _, policy in arguments.policies)
+    return vllm_replicas(REPLICAS, arguments.out / "logs", plugin=plugin)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", default=POLICIES, help="ROUTER:POLICY,...")
+    parser.add_argument("--policies", default=POLICIES, help="ROUTER:POLICY,... or tidegate:POLICY+plugin")
     parser.add_argument("--concurrency", default="8,12,16,24,48", help="sessions in flight")
     parser.add_argument("--duration-s", type=float, default=90.0)
     parser.add_argument("--warmup-s", type=float, default=30.0)
@@ -63,7 +66,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="repeat i has seed + i")
     parser.add_argument("--out", type=Path, default=ROOT / "out")
     parser.add_argument("--vllm-router", type=Path, default=ROOT / ".venv-bench/bin/vllm-router")
-    parser.add_argument("--plugin", action="store_true", help="engines have tidegate's plugin; other routers ignore it")
     parser.add_argument("--serve-flags", default="", help="further flags of tidegate serve")
     arguments = parser.parse_args()
     arguments.policies = [tuple(name.split(":", 1)) for name in arguments.policies.split(",")]
@@ -136,7 +138,9 @@ async def start_router(
     arguments: argparse.Namespace, servers: Servers, router: str, policy: str, engines: list[str]
 ) -> Server:
     if router == "tidegate":
-        return await start_gate(servers, policy, engines, arguments.serve_flags.split())
+        use = "auto" if policy.endswith(WITH_PLUGIN) else "off"
+        flags = ["--engines-plugin", use, *arguments.serve_flags.split()]
+        return await start_gate(servers, policy.removesuffix(WITH_PLUGIN), engines, flags)
     port, metrics_port = free_ports(2)
     command = [str(arguments.vllm_router), "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--worker-urls", *engines]
