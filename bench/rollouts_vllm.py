@@ -4,8 +4,10 @@
 Closed-loop sessions of mixed classes (workload cpu-mixed) on two replicas of 16,384 KV tokens. Every router gets the
 same sessions from the same driver; repeats are interleaved, the order of routers rotates from repeat to repeat; each
 run starts with a fresh router, idle engines and empty prefix caches. Routers are started as their users start them:
-vllm-router with prime-rl's flags, tidegate with its defaults. A policy of tidegate's that ends in `+plugin` tells the
-engines which sessions ended and pause; then all engines have tidegate's plugin, and the other gates leave it alone.
+vllm-router with prime-rl's flags, tidegate with its defaults. `vllm-router:program` is its program scheduling, which is
+told the replicas' KV capacity and, in each request, the session's name. A policy of tidegate's that ends in `+plugin`
+tells the engines which sessions ended and pause; then all engines have tidegate's plugin, and the other gates leave it
+alone.
 
     make bench-vllm
     .venv/bin/python bench/rollouts_vllm.py --concurrency 16,24 --duration-s 60 --repeats 1   # a short one
@@ -36,6 +38,7 @@ from tidegate.sim.workload_names import WorkloadOptions, build_workload
 REPLICAS = 2
 ROUTER_START_S = 60.0
 WITH_PLUGIN = "+plugin"
+PROGRAM = "program"  # of vllm-router's: not a policy but a mode of it; it is told what its engines hold
 POLICIES = "vllm-router:consistent_hash,vllm-router:sticky_least_loaded,vllm-router:cache_aware,tidegate:misa_t"
 
 
@@ -98,7 +101,8 @@ async def sweep(arguments: argparse.Namespace, servers: Servers, engines: list[s
         load_before = os.getloadavg()[0]
         server = await start_router(arguments, servers, router, policy, engines)
         try:
-            result = await measure(arguments, server.url, engines, concurrency, arguments.seed + repeat)
+            seed = arguments.seed + repeat
+            result = await measure(arguments, server.url, engines, concurrency, seed, programs=policy == PROGRAM)
         finally:
             servers.stop(server)
         run = Run(
@@ -142,8 +146,12 @@ async def start_router(
         flags = ["--engines-plugin", use, *arguments.serve_flags.split()]
         return await start_gate(servers, policy.removesuffix(WITH_PLUGIN), engines, flags)
     port, metrics_port = free_ports(2)
-    command = [str(arguments.vllm_router), "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", *engines]
+    command = [str(arguments.vllm_router), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines]
+    if policy == PROGRAM:
+        told = msgspec.json.encode({"token_capacity_per_dp_rank": KV_BLOCKS * BLOCK_TOKENS}).decode()
+        command += ["--enable-program-scheduling", "--program-scheduling-config-json", told]
+    else:
+        command += ["--policy", policy]
     command += ["--request-id-headers", "x-session-id", "--prometheus-port", str(metrics_port)]
     server = servers.start(f"{router}-{policy}", command, f"http://127.0.0.1:{port}")
     await server.ready("/v1/models", ROUTER_START_S)
@@ -151,9 +159,11 @@ async def start_router(
 
 
 async def measure(
-    arguments: argparse.Namespace, url: str, engines: list[str], concurrency: int, seed: int
+    arguments: argparse.Namespace, url: str, engines: list[str], concurrency: int, seed: int, *, programs: bool
 ) -> LoadResult:
-    client = ClientOptions(url=url, model="m", session_prefix=f"bench-{seed}", block_tokens=BLOCK_TOKENS)
+    client = ClientOptions(
+        url=url, model="m", session_prefix=f"bench-{seed}", block_tokens=BLOCK_TOKENS, programs=programs
+    )
     options = LoadOptions(
         client=client,
         concurrency=concurrency,

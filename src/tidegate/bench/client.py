@@ -35,6 +35,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     api: Api = "completions"
     stream: bool = False
     finish: Finish = "auto"
+    programs: bool = False  # sessions are named as programs too, in completions and chat
     retries: int = 0  # of connection failures and 429/503; prime-rl and verifiers do none
     session_prefix: str = "bench"
     time_scale: float = 1.0  # engines' model seconds per second
@@ -94,7 +95,12 @@ class RolloutClient:
         options = self._options
         repeated = transcript.begin_turn(number)
         body = request_body(
-            options.api, options.model, transcript.json, plan.turns[number].output_tokens, stream=options.stream
+            options.api,
+            options.model,
+            transcript.json,
+            plan.turns[number].output_tokens,
+            stream=options.stream,
+            program=session if options.programs else None,
         )
         headers = {
             "Content-Type": "application/json",

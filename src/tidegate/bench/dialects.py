@@ -90,13 +90,18 @@ _openai = msgspec.json.Decoder(_OpenAI)
 _sglang = msgspec.json.Decoder(_Sglang)
 
 
-def request_body(api: Api, model: str, prompt: bytes, max_tokens: int, *, stream: bool) -> bytes:
-    """`prompt` is a transcript's JSON without its brackets."""
+def request_body(
+    api: Api, model: str, prompt: bytes, max_tokens: int, *, stream: bool, program: str | None = None
+) -> bytes:
+    """`prompt` is a transcript's JSON without its brackets; `program` is told to vllm-router's program scheduling."""
     encoded_model = msgspec.json.encode(model)
     if api == "sglang":
         sampling = b'{"max_new_tokens":%d,"ignore_eos":true,"temperature":1.0}' % max_tokens
         return b'{"input_ids":[%b],"sampling_params":%b}' % (prompt, sampling)
     options = b',"stream":true,"stream_options":{"include_usage":true}' if stream else b""
+    if program is not None:  # as text: vLLM takes no objects in there
+        context = msgspec.json.encode(msgspec.json.encode({"program_id": program}).decode())
+        options += b',"vllm_xargs":{"agentic_context":%b}' % context
     if api == "generate":
         sampling = b'{"max_tokens":%d,"ignore_eos":true,"temperature":1.0}' % max_tokens
         return b'{"model":%b,"token_ids":[%b],"sampling_params":%b%b}' % (encoded_model, prompt, sampling, options)

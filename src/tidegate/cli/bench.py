@@ -49,6 +49,7 @@ PROGRESS_PERIOD_S = 0.25
     type=click.Choice(list(get_args(Finish))),
     help="How a session's end is told.",
 )
+@click.option("--programs", is_flag=True, help="Name sessions in vllm_xargs.agentic_context too, for vllm-router.")
 @click.option("--retries", default=0, show_default=True, type=click.IntRange(0), help="Of 429, 503 and no connection.")
 @click.option("--engine-urls", multiple=True, help="Replicas, for their /metrics; repeat it or separate by commas.")
 @click.option("--time-scale", type=click.FloatRange(0, min_open=True), help="Default: what the engines say, or 1.")
@@ -102,6 +103,7 @@ class _Flags(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     vocab_size: int
     router_finish: str
+    programs: bool
     retries: int
     engine_urls: tuple[str, ...]
     time_scale: float | None
@@ -143,6 +145,7 @@ async def _run(workload: Workload, flags: _Flags, console: Console) -> LoadResul
             api=cast("Api", flags.api),
             stream=flags.stream,
             finish=cast("Finish", flags.router_finish),
+            programs=flags.programs,
             retries=flags.retries,
             session_prefix=f"bench-{flags.seed}",
             time_scale=flags.time_scale or target.facts.time_scale,

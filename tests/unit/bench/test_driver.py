@@ -80,6 +80,14 @@ async def test_sessions_say_who_they_are_and_when_they_end(stand_in: StandIn) ->
     assert sorted(stand_in.finished) == sorted(sessions)
 
 
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_sessions_can_be_named_as_programs_too(stand_in: StandIn, api: Api) -> None:
+    await drive(stand_in, api=api, programs=True)
+    for _, headers, body in stand_in.requests:
+        context = body["vllm_xargs"]["agentic_context"]  # text: vLLM refuses an object there
+        assert msgspec.json.decode(context) == {"program_id": headers["X-Session-ID"]}
+
+
 async def test_the_end_can_be_told_by_delete_or_not_at_all(stand_in: StandIn) -> None:
     await drive(stand_in, finish="delete")
     assert len(stand_in.finished) == 10
