@@ -12,11 +12,10 @@ goes on where it was. Prints the tables of docs/reproduction.md.
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
+from series import between_markers, read, run_all
 
 from tidegate.bench.reproduction import PLANS, UNBOUNDED, Case, cases, markdown
 from tidegate.sim.compare import Row, row, run_job
@@ -43,43 +42,17 @@ def main() -> None:
         for case in cases(plan)
         if (case.scenario, case.policy, case.in_flight, seed) not in done
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_case, case, seed) for case, seed in missing]):
-            rows.append(future.result())
-            with arguments.out.open("ab") as file:
-                file.write(msgspec.json.encode(rows[-1]) + b"\n")
-            print(f"{len(rows) - len(done)}/{len(missing)} {describe(rows[-1])}", flush=True)
+    rows += run_all(arguments.out, missing, run_case, arguments.processes)
     tables = "\n".join(text for plan in plans if (text := markdown(plan, rows)))
     print(tables)
     if arguments.into:
-        arguments.into.write_text(between_markers(arguments.into.read_text(), tables))
+        arguments.into.write_text(between_markers(arguments.into.read_text(), BEGIN, END, tables))
 
 
-def run_case(case: Case, seed: int) -> Row:
+def run_case(case_and_seed: tuple[Case, int]) -> Row:
+    case, seed = case_and_seed
     found = row(run_job(case.job(seed)), None)
     return msgspec.structs.replace(found, policy=case.policy) if case.policy == UNBOUNDED else found
-
-
-def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()]
-
-
-def between_markers(text: str, tables: str) -> str:
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"no {BEGIN.strip()} and {END.strip()} to write between")
-    return f"{before}{begin}\n{tables}\n{end}{after}"
-
-
-def describe(each: Row) -> str:
-    return (
-        f"{each.scenario} {each.policy} at {each.in_flight}, seed {each.seed}: {each.total_per_min:.1f} sessions/min, "
-        f"contract {each.contract_per_min:.1f}/min, hit {100 * (each.hit_rate or 0):.1f} %, {each.wall_s:.0f} s"
-    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ class Clients:
         `priorities`: of the calls of a class, for replicas that schedule by them; 0 where nothing is said."""
         self.ended: list[SessionRecord] = []
         self.requests: list[RequestRecord] = []
-        self.holds_s: list[tuple[float, float]] = []  # (when the wait at the gate was over, its length), of every call
+        # Of every call: when its wait at the gate was over, its class, how long it was.
+        self.holds_s: list[tuple[float, WorkloadClass, float]] = []
         self.block_time: list[tuple[float, WorkloadClass, float]] = []  # (end, class, token-seconds) of every call
         self.refusals = 0
         self.live: dict[str, Rollout] = {}
@@ -168,7 +169,7 @@ class Clients:
         if now_s < self._record_from_s:
             return
         assert placed_s is not None
-        self.holds_s.append((placed_s, placed_s - call.arrived_s))
+        self.holds_s.append((placed_s, call.rollout.plan.workload, placed_s - call.arrived_s))
         self.block_time.append((now_s, call.rollout.plan.workload, _block_time(call, last_end_s, placed_s, now_s)))
         self.requests.append(
             RequestRecord(

@@ -17,6 +17,7 @@ from tidegate.sim.overrides import PolicyChoice, policy_choice
 from tidegate.sim.run import UNBOUNDED_POLICY, RunResult, run, unbounded
 from tidegate.sim.scenario import Scenario
 from tidegate.sim.score import Interval, mean_interval
+from tidegate.types import WorkloadClass
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int | None
     hold_p50_s: float | None
     hold_p95_s: float | None
+    hold_p95_by_class_s: dict[WorkloadClass, float] = {}  # of the calls that were held; empty: none was
     total_per_min: float  # raw; never ranks
     simulated_s: float
     wall_s: float
@@ -152,6 +154,7 @@ def row(result: RunResult, limit_per_min: float | None) -> Row:
         preemptions=score.preemptions,
         hold_p50_s=score.hold_p50_s,
         hold_p95_s=score.hold_p95_s,
+        hold_p95_by_class_s=result.hold_p95_by_class_s,
         total_per_min=score.total_per_min,
         simulated_s=result.simulated_s,
         wall_s=result.wall_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -39,6 +40,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     repins: int
     inventory: dict[str, int]  # sessions in flight at the end, by class
     tv_with_inventory_pp: float | None  # of completed sessions and those in flight together
+    hold_p95_by_class_s: dict[
+        WorkloadClass, float
+    ]  # of the calls that were held; a class of which none was is not there
     block_time: dict[str, float]  # token-seconds of KV, by class, of the calls answered, in the window
     utilisation: float  # block-time / (capacity x window)
     timeline: Timeline | None = None
@@ -69,7 +73,8 @@ def run(
     for at_s, workload, token_s in clients.block_time:
         if at_s in window:
             block_time[workload] = block_time.get(workload, 0.0) + token_s
-    holds_s = [hold_s for at_s, hold_s in clients.holds_s if at_s in window]
+    held = [(workload, hold_s) for at_s, workload, hold_s in clients.holds_s if at_s in window]
+    holds_s = [hold_s for _, hold_s in held]
     scored = score(
         [*clients.ended, *clients.open_sessions()],
         clients.requests,
@@ -93,6 +98,7 @@ def run(
         repins=cluster.gate.repins,
         inventory=inventory,
         tv_with_inventory_pp=total_variation_pp(Counter(scored.completed) + Counter(inventory), shares),
+        hold_p95_by_class_s=_hold_p95_by_class_s(held),
         block_time=block_time,
         utilisation=sum(block_time.values()) / (_capacity_tokens(scenario) * window.length_s),
         timeline=observer.timeline if observer is not None else None,
@@ -105,6 +111,15 @@ def unbounded(scenario: Scenario) -> Scenario:
         for spec in scenario.replicas
     )
     return msgspec.structs.replace(scenario, replicas=replicas)
+
+
+def _hold_p95_by_class_s(held: Iterable[tuple[WorkloadClass, float]]) -> dict[WorkloadClass, float]:
+    """Of the calls that did wait."""
+    waits: dict[WorkloadClass, list[float]] = {}
+    for workload, hold_s in held:
+        if hold_s > 0.0:
+            waits.setdefault(workload, []).append(hold_s)
+    return {workload: percentile(values, 0.95) for workload, values in sorted(waits.items())}
 
 
 def _preemptions(cluster: Cluster) -> int:

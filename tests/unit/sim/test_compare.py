@@ -45,7 +45,7 @@ def test_rows_have_the_fields_that_scripts_read() -> None:
     fields = {field.name for field in msgspec.structs.fields(Row)}
     assert fields >= {
         "scenario", "policy", "seed", "replicas", "contract_per_min", "efficiency", "hit_rate",
-        "recomputed_prompt_share", "tv_pp", "preemptions", "hold_p95_s", "simulated_s", "wall_s",
+        "recomputed_prompt_share", "tv_pp", "preemptions", "hold_p95_s", "hold_p95_by_class_s", "simulated_s", "wall_s",
     }  # fmt: skip
 
 

@@ -52,6 +52,9 @@ def test_a_sweep_names_each_value(tmp_path: Path) -> None:
     rows = {row["policy"]: row for row in json.loads(out.read_text())}
     assert list(rows) == ["static_cap:cap=2", "static_cap:cap=8"]
     assert rows["static_cap:cap=2"]["hold_p95_s"] > rows["static_cap:cap=8"]["hold_p95_s"]
+    by_class = rows["static_cap:cap=2"]["hold_p95_by_class_s"]
+    assert set(by_class) <= {"agentic", "rlvr", "rlhf"}
+    assert max(by_class.values()) >= rows["static_cap:cap=2"]["hold_p95_s"]  # which counts those placed at once too
 
 
 def test_a_run_writes_all_that_is_known_of_it_and_a_report(tmp_path: Path) -> None:
