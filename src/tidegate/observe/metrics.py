@@ -46,6 +46,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     view: PoolView
     advice: Advice
     counters: Counters
+    failed_ticks: int = 0  # in a row
     monitors: tuple[MonitorView, ...]
     plugins: Mapping[ReplicaId, PluginView] = {}
     plugin_tally: Tally = Tally()
@@ -57,10 +58,12 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     @property
     def alarms(self) -> tuple[str, ...]:
         """The decision core's, and those of what only the shell knows."""
-        pool = self.listener.pool
-        if pool.starved_s is None or pool.now_s - pool.starved_s > STARVED_ALARM_S:
-            return self.view.alarms
-        return (*self.view.alarms, f"open_files: {pool.starved} connections to replicas had to wait for one")
+        pool, alarms = self.listener.pool, self.view.alarms
+        if pool.starved_s is not None and pool.now_s - pool.starved_s <= STARVED_ALARM_S:
+            alarms = (*alarms, f"open_files: {pool.starved} connections to replicas had to wait for one")
+        if self.failed_ticks:
+            alarms = (*alarms, f"failed_ticks: the last {self.failed_ticks} ticks met a fault of the gate's own")
+        return alarms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The gate's own routes, as one Starlette application on the same port. The relay's path does not pass through it.
 
-    GET /health     the process lives           GET /readiness   200 once a replica is usable, else 503 with reasons
+    GET /health     the process lives           GET /readiness   200 if a replica is usable, else 503 with reasons
     GET /liveness   the same as /health         GET /state       everything, as JSON
     GET /metrics    the gate's own metrics          GET /advice      sessions that a trainer should have in flight
 
@@ -25,8 +25,7 @@ from tidegate.observe.metrics import exposition
 from tidegate.proxy.paths import normalised
 from tidegate.proxy.seam import AsgiApp, RequestHead
 from tidegate.server.answers import answer, error_response
-from tidegate.server.state import readiness
-from tidegate.types import Advice, PoolView
+from tidegate.types import Advice
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,12 +34,12 @@ class StatusApi:
     def __init__(
         self,
         registry: CollectorRegistry,
-        view: Callable[[], PoolView],
+        readiness: Callable[[], dict[str, Any]],
         state: Callable[[], dict[str, Any]],
         advice: Callable[[], Advice],
     ) -> None:
         self._registry = registry
-        self._view = view
+        self._readiness = readiness
         self._state = state
         self._advice = advice
 
@@ -58,8 +57,8 @@ class StatusApi:
         return PlainTextResponse("OK")
 
     async def readiness(self, request: Request) -> Response:
-        found = readiness(self._view())
-        return answer(found, 200 if found["healthy_workers"] else 503)
+        found = self._readiness()
+        return answer(found, 200 if found["status"] == "ready" else 503)
 
     async def state(self, request: Request) -> Response:
         return answer(self._state())

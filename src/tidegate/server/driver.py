@@ -81,6 +81,7 @@ class Driver:
         self.router: Router = lambda head: None
         self.names_sessions = False  # to engines, which read one header only
         self.draining = False
+        self.failed_ticks = 0  # in a row, for a fault of ours
         self._aborts_called_s = float("-inf")  # when somebody last aborted requests through the gate
         self.started_s = clock.now_s()
         self.now_s = clock.now_s

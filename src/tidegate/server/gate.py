@@ -154,7 +154,7 @@ class Gate:
             clock,
             max_body_bytes=self.config.http.max_body_bytes,
         )
-        status = StatusApi(self.registry, lambda: scheduler.view(clock.now_s()), self.state, self.advisor.look)
+        status = StatusApi(self.registry, self.readiness, self.state, self.advisor.look)
         workers = WorkersApi(self.replicas, self.retention, scheduler, clock)
         mixture = MixtureApi(driver.handle, lambda: scheduler.view(clock.now_s()), clock)
         apis = (status, sessions, workers, mixture, control, self.engine_sessions)
@@ -186,7 +186,9 @@ class Gate:
             try:
                 self.driver.tick()
                 self.pausing.look()
+                self.driver.failed_ticks = 0
             except Exception:  # without ticks held requests would wait for ever
+                self.driver.failed_ticks += 1
                 self.driver.counters.faults += 1
                 log.exception("internal fault", where="tick")
 
@@ -224,6 +226,7 @@ class Gate:
             view=driver.scheduler.view(now_s),
             advice=self.advisor.look(),
             counters=driver.counters,
+            failed_ticks=driver.failed_ticks,
             monitors=self.replicas.views(),
             plugins=self.retention.views(),
             plugin_tally=self.retention.tally,
@@ -238,6 +241,9 @@ class Gate:
         if table is None:
             return None
         return Inferred(sessions=len(table), opened=table.opened, continued=table.continued)
+
+    def readiness(self) -> dict[str, Any]:
+        return state.readiness(self.driver.scheduler.view(self.clock.now_s()), self.driver.failed_ticks)
 
     def state(self) -> dict[str, Any]:
         now_s = self.clock.now_s()

@@ -15,6 +15,7 @@ from tidegate.observe.metrics import Snapshot
 from tidegate.types import PoolView
 
 HOLDS_SHOWN = 50  # of the longest; the counts are complete
+FAILED_TICKS = 3  # in a row: not one bad event, which the next tick gets over
 
 
 def document(snapshot: Snapshot, estimates: dict[str, Any], holds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -68,13 +69,15 @@ def _record(snapshot: Snapshot) -> dict[str, int] | None:
     return {"written": recorder.written, "dropped": recorder.dropped, "waiting": recorder.waiting}
 
 
-def readiness(view: PoolView) -> dict[str, Any]:
-    """Whether any replica may take requests, in vllm-router's shape, with the reasons of those that may not."""
+def readiness(view: PoolView, failed_ticks: int = 0) -> dict[str, Any]:
+    """Whether any replica may take requests, in vllm-router's shape, with the reasons of those that may not. A gate
+    whose ticks fail is not ready whatever its replicas are: it may let nobody in, and should be started anew."""
     listed = [replica for replica in view.replicas if replica.reason != "removed"]
     ready = [replica for replica in listed if replica.ready]
     return {
-        "status": "ready" if ready else "not_ready",
+        "status": "ready" if ready and failed_ticks < FAILED_TICKS else "not_ready",
         "healthy_workers": len(ready),
         "total_workers": len(listed),
-        "reasons": {replica.url: replica.reason for replica in listed if not replica.ready},
+        "reasons": {replica.url: replica.reason for replica in listed if not replica.ready}
+        | ({"gate": "failed_ticks"} if failed_ticks >= FAILED_TICKS else {}),
     }

@@ -109,6 +109,20 @@ async def test_a_fault_in_a_route_of_the_gates_own_has_the_shape_of_any_error(
     assert await call(client, gate, "GET", "/health") == (200, "OK")
 
 
+async def test_a_gate_whose_ticks_fail_says_so_and_is_ready_again_when_they_do_not(
+    gate: Gate, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(gate.driver, "tick", lambda: 1 / 0)
+        await until(lambda: gate.driver.failed_ticks >= 3)
+        status, ready = await call(client, gate, "GET", "/readiness")
+        assert (status, ready["status"], ready["reasons"]) == (503, "not_ready", {"gate": "failed_ticks"})
+        assert any(alarm.startswith("failed_ticks") for alarm in state(gate)["alarms"])
+    await until(lambda: gate.driver.failed_ticks == 0)
+    assert (await call(client, gate, "GET", "/readiness"))[0] == 200
+    assert not state(gate)["alarms"]
+
+
 async def test_a_drain_refuses_what_is_held_and_lets_the_rest_end(
     engines: list[EngineServer], client: aiohttp.ClientSession
 ) -> None:
