@@ -25,7 +25,6 @@ On a replica of unknown capacity or stale state nobody is paused; new ones enter
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from math import inf
 from typing import Final
 
 from tidegate.policy.base import NO_REPLICA, Choice, Sticky
@@ -262,6 +261,9 @@ class WorkingSetPolicy(Sticky):
         if claim is None:
             return
         working_set = self.sets[claim.slot]
+        if claim.woken and event.cached_tokens is not None:
+            self.patience.came_back(request.expected_hit_tokens, event.cached_tokens)
+        claim.woken = False
         if claim.growing.pop(request.id, None) is not None:
             if event.completion_tokens is not None:
                 seconds = self.ledger.now_s - request.arrived_s
@@ -357,13 +359,12 @@ class WorkingSetPolicy(Sticky):
         ledger = self.ledger
         working_set = self.set_of(replica)
         clock = int(working_set.clock.at(ledger.now_s))
-        refill_s = _refill_s(replica)
         for session in replica.live:
             claim = self.claims.get(session)
             if claim is None or claim.slot != replica.slot:
                 continue
             if not session.running and not session.waiting and not claim.dormant:
-                if ledger.now_r - session.last_active_r > self.patience.of(session.klass, refill_s):
+                if ledger.now_r - session.last_active_r > self.patience.of(session.klass, replica):
                     working_set.doze(session, claim)
                 continue
             for request_id, since in claim.growing.items():
@@ -387,12 +388,6 @@ class WorkingSetPolicy(Sticky):
 
     def estimates(self) -> dict[str, object]:
         return estimates(self)
-
-
-def _refill_s(replica: Replica) -> float:
-    """The time in which it computes its whole cache; inf while that is not known."""
-    capacity = replica.capacity_tokens
-    return capacity / replica.prefill_rate if capacity and replica.prefill_rate else inf
 
 
 def _key(session: Session) -> Hashable:
