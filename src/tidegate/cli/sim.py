@@ -40,7 +40,8 @@ from tidegate.sim.scenario import Scenario
 from tidegate.sim.score import Interval
 from tidegate.sim.tables import number
 
-DEFAULT_POLICIES = "consistent_hash,sticky_least_loaded,misa_t"
+ADVISED = "sticky_least_loaded,misa_t,working_set"
+DEFAULT_POLICIES = "consistent_hash,sticky_least_loaded,misa_t,working_set"
 
 
 @click.group()
@@ -78,7 +79,7 @@ def compare_command(
 
 @sim.command("run")
 @scenario_options
-@click.option("--policy", default="misa_t", show_default=True)
+@click.option("--policy", default="working_set", show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--record", "record_path", type=click.Path(dir_okay=False, path_type=Path), help="Write its decision log here."
@@ -139,9 +140,7 @@ def sweep_command(
 
 @sim.command("advise")
 @scenario_options
-@click.option(
-    "--policies", default="sticky_least_loaded,misa_t", show_default=True, metavar="P[,P]", help="To choose from."
-)
+@click.option("--policies", default=ADVISED, show_default=True, metavar="P[,P]", help="To choose from.")
 @seeds_option
 @set_option
 @processes_option

@@ -75,7 +75,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True):
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    policy: Annotated[str, Meta(description="Who enters, and where: see docs/policies.md.")] = "misa_t"
+    policy: Annotated[str, Meta(description="Who enters, and where: see docs/policies.md.")] = "working_set"
     seed: Annotated[
         int, Meta(ge=0, description="Of the policies' random choices: the same log, the same decisions.")
     ] = 0

@@ -10,15 +10,15 @@ in its own dialect (`engines.dialects`), and `called` says what that was; everyt
 query, headers and body.
 
 Beside relaying, the gate draws its consequences: a pause holds requests (from before the call is sent), a resume lets
-them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, one that aborts all
-answers the requests that the gate holds too, and a call that leaves caches empty starts a new epoch. While the pool is
-paused a series of update calls is one epoch.
+them go, an abort call is remembered so that aborted replies are not taken for a draining replica's, and answers the
+requests that the gate holds too, and a call that leaves caches empty starts a new epoch. While the pool is paused a
+series of update calls is one epoch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -101,7 +101,7 @@ class ControlApi:
         pausing: Pausing,
         handle: Callable[[AnyEvent], None],
         aborts_called: Callable[[], None],
-        abort_held: Callable[[], int],
+        abort_held: Callable[[Collection[str]], int],
         clock: Clock,
         *,
         max_body_bytes: int,
@@ -127,8 +127,9 @@ class ControlApi:
         if path in ABORTS or (path in PAUSES and not _SPARING.search(query.encode() + b" " + body)):
             self._aborts_called()
         held_aborted = None
-        if wish is not None and wish.action == "abort_all":  # first: the end of one that runs must not let them go
-            held_aborted = self._abort_held()
+        if wish is not None and wish.action in ("abort_all", "abort"):
+            # First: the end of one that runs must not let them go.
+            held_aborted = self._abort_held(wish.options["ids"].split(",") if wish.action == "abort" else ())
         paused_here = path in PAUSES and not self._pausing.by_gate
         if path in PAUSES:
             self._pausing.pause()

@@ -16,7 +16,7 @@ fewest of them, without admission, and do not appear in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import structlog
@@ -140,23 +140,19 @@ class Driver:
     def refuse_all(self) -> int:
         """For a shutdown: what is held and what still comes is refused, so that clients go elsewhere at once."""
         self.draining = True
-        return self._turn_away_held(shutting_down)
+        return self._turn_away(self.held(), shutting_down)
 
-    def abort_held(self) -> int:
-        """Somebody aborts all requests: those that wait here are among them."""
-        return self._turn_away_held(aborted)
+    def abort_held(self, ids: Collection[str] = ()) -> int:
+        """Somebody aborts all requests, or those with these ids: those that wait here are among them."""
+        return self._turn_away([entry for entry in self.held() if not ids or entry.goes_by(ids)], aborted)
 
-    def _turn_away_held(self, why: Callable[[], TidegateError]) -> int:
-        held = self.held()
+    def _turn_away(self, held: Sequence[Entry], why: Callable[[], TidegateError]) -> int:
         for entry in held:  # all of them first: the end of one may make room for another, which is to be refused too
             del self._entries[entry.exchange.id]
         for entry in held:
-            self._turn_away(entry, why())
+            self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
+            self._refuse(entry.exchange, why())
         return len(held)
-
-    def _turn_away(self, entry: Entry, error: TidegateError) -> None:
-        self.handle(RequestEnded(at_s=self.now_s(), request=entry.exchange.id, outcome="aborted"))
-        self._refuse(entry.exchange, error)
 
     @property
     def under_way(self) -> int:
@@ -341,8 +337,7 @@ class Driver:
         if entry is None:
             return
         if self.draining:  # its replica failed meanwhile, and nobody will place it again in time
-            del self._entries[decision.request]
-            self._turn_away(entry, shutting_down())
+            self._turn_away([entry], shutting_down)
         else:
             entry.hold_reason = decision.reason
 

@@ -3,6 +3,8 @@ its own exchange, so that a request is one object here."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tidegate.observe.counters import ClassCounters
 from tidegate.proxy.identity import Identity
 from tidegate.proxy.seam import Exchange
@@ -25,6 +27,11 @@ class Entry(UsageMeter):
         self.counters = counters  # of its class
         self.arrived_s = arrived_s
         self.placed_s = arrived_s
+
+    def goes_by(self, ids: Collection[str]) -> bool:
+        """Whether it is one of these requests: by the id that its client gave it, bare or as vLLM writes it."""
+        given = self.exchange.head.get(b"x-request-id")
+        return given is not None and any(kind + given.decode("latin-1") in ids for kind in ("", "cmpl-", "chatcmpl-"))
 
     def over(self) -> None:
         """Nothing more will come of it. May be told twice."""

@@ -135,17 +135,21 @@ async def test_an_abort_of_all_answers_what_is_held_and_leaves_no_trace(
         assert await complete(client, gate, "admitted") == 200
 
 
-async def test_an_abort_of_named_requests_leaves_what_is_held(
-    engines: list[EngineServer], client: aiohttp.ClientSession
+@pytest.mark.parametrize("prefix", ["", "cmpl-", "chatcmpl-"])
+async def test_an_abort_of_named_requests_answers_those_of_them_that_are_held(
+    prefix: str, engines: list[EngineServer], client: aiohttp.ClientSession
 ) -> None:
     core = CoreParams(tick_s=0.05, static_cap=StaticCapParams(cap=1))
     async with Gate(config(engines[0].url, policy="static_cap", core=core)) as gate:
         await gate.replicas.wait_probed()
         assert await complete(client, gate, "admitted") == 200
-        held = asyncio.create_task(complete(client, gate, "held"))
-        await until(lambda: state(gate)["requests"]["waiting"] == 1)
-        status, report = await call(client, gate, "POST", "/abort_requests", json={"request_ids": ["cmpl-x"]})
-        assert (status, report.get("held_aborted")) == (200, None)
+        named = asyncio.create_task(complete(client, gate, "named", **{"X-Request-Id": "r-1"}))
+        held = asyncio.create_task(complete(client, gate, "held", **{"X-Request-Id": "r-2"}))
+        await until(lambda: state(gate)["requests"]["waiting"] == 2)
+        ids = [f"{prefix}r-1", "cmpl-x"]
+        status, report = await call(client, gate, "POST", "/abort_requests", json={"request_ids": ids})
+        assert (status, report["held_aborted"]) == (200, 1)
+        assert await named == 499
         await call(client, gate, "POST", "/finish_session", params={"session_id": "admitted"})
         assert await held == 200
 
