@@ -32,7 +32,8 @@ from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import members
 from tidegate.policy.pressure import PressureCap
-from tidegate.types import ReplicaSample
+from tidegate.policy.unseen import UnseenGrowth
+from tidegate.types import ReplicaSample, RequestEnded
 
 
 class Candidate(NamedTuple):
@@ -50,6 +51,7 @@ class SessionAdmission(Sticky):
         self.pressures: list[PressureCap] = []
         self.base_caps: list[int] = []
         self.forecast = Forecast(ledger, params.occupancy, prior_footprint_tokens(ledger))
+        self.unseen = UnseenGrowth(ledger)
         self._closed: list[int] = []  # by class: replicas found closed since they last had room freed
         self._why: list[Choice] = []  # by class: what closed the cheapest of them
         self._unknown_bits = 0  # replicas of unknown capacity or stale state, by the last look
@@ -160,6 +162,17 @@ class SessionAdmission(Sticky):
         usable = [self.ledger.at(slot) for slot in members(self.ledger.usable)]
         return sum(self.narrowed(replica, self.session_cap(replica)[0]) for replica in usable)
 
+    # --- what running requests make ----------------------------------------------------------------------------
+    def placed(self, request: Request, replica: Replica) -> None:
+        self.unseen.placed(request, replica)
+
+    def progressed(self, request: Request) -> bool:
+        self.unseen.progressed(request)
+        return False
+
+    def answered(self, request: Request, event: RequestEnded) -> None:
+        self.unseen.answered(request, event)
+
     # --- what frees room ---------------------------------------------------------------------------------------
     def ended(self, session: Session) -> None:
         replica = session.replica
@@ -173,6 +186,7 @@ class SessionAdmission(Sticky):
 
     def replica_added(self, replica: Replica) -> None:
         self._grow_slots(replica)
+        self.unseen.replica_added(replica)
         self.pressures[replica.slot] = PressureCap(self.params.pressure)
         self.forecast.prior_tokens = prior_footprint_tokens(self.ledger)
         self.base_caps[replica.slot] = self._base_cap(replica)
@@ -183,6 +197,7 @@ class SessionAdmission(Sticky):
         self._reopen(replica.bit)
 
     def sampled(self, replica: Replica, sample: ReplicaSample) -> None:
+        self.unseen.sampled(replica, sample)
         if self._unknown_bits & replica.bit:
             self._unknown_bits &= ~replica.bit
             self._grow_slots(replica)
@@ -200,6 +215,7 @@ class SessionAdmission(Sticky):
         now_s = ledger.now_s
         dt_s = max(0.0, now_s - self._stepped_s)
         self._stepped_s = now_s
+        self.unseen.tell(self.params.occupancy.sessions_per_step)
         self.forecast.prior_tokens = prior_footprint_tokens(ledger)
         self.forecast.step()
         for slot in members(ledger.usable):

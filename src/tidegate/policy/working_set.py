@@ -25,20 +25,18 @@ On a replica of unknown capacity or stale state nobody is paused; new ones enter
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Final
 
 from tidegate.policy.base import NO_REPLICA, Choice, Sticky
 from tidegate.policy.entities import LIVE, Replica, Request, Session
 from tidegate.policy.ledger import Ledger
 from tidegate.policy.params import CoreParams
+from tidegate.policy.unseen import TOLD_TOKENS
 from tidegate.policy.working_set_forecast import Held, Outlook
 from tidegate.policy.working_set_idle import Patience
 from tidegate.policy.working_set_learned import LearnedClaims
 from tidegate.policy.working_set_replica import Claim, WorkingSet
 from tidegate.policy.working_set_views import estimates, session_limit
 from tidegate.types import ReplicaSample, RequestEnded
-
-TOLD_TOKENS: Final = 128  # unseen growth worth telling, and more than a request can have waited for its prefill
 
 
 class WorkingSetPolicy(Sticky):

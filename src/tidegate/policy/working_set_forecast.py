@@ -3,7 +3,7 @@
 As in forecast.py, at a few horizons h: a session of class b that holds k is there still with the chance that a session
 of its size passes k + g, and then holds k + g. But no deviations: what comes above the mean is met by pausing the
 newest sessions at their turn boundaries, not by memory kept free for it. Two corrections of k: what running requests
-have generated unseen (working_set_clock.py), and less the part of the prompt that other sessions share and that is
+have generated unseen (decode_clock.py), and less the part of the prompt that other sessions share and that is
 in memory once. While little is known of a class, a session is expected to grow to the prior footprint.
 """
 

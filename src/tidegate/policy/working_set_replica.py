@@ -14,8 +14,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable
 
+from tidegate.policy.decode_clock import DecodeClock
 from tidegate.policy.entities import Request, Session
-from tidegate.policy.working_set_clock import DecodeClock
 from tidegate.policy.working_set_order import ZERO, AdmissionOrder, Row
 
 
