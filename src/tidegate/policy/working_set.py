@@ -274,11 +274,11 @@ class WorkingSetPolicy(Sticky):
         working_set.freed = True
 
     def _learn_shared(self, session: Session, claim: Claim, working_set: WorkingSet, cached: int) -> None:
-        if not cached:
-            return
-        if session.group is None:
+        if cached and session.group is None:
             cached = self.learned.shared_tokens(claim.key, cached)
-        working_set.share(session, claim, cached)
+        self.learned.shares(session.klass, cached)
+        if cached:
+            working_set.share(session, claim, cached)
 
     def ended(self, session: Session) -> None:
         claim = self.claims.pop(session, None)

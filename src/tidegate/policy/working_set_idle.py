@@ -7,9 +7,10 @@ a histogram per class, heavy-tailed as a rule; the patience x that costs least o
 
     argmin_x  E[min(G, x)] + D P(G > x)
 
-which is never for short tools, at once for tools that always take longer than D, and in between where the tail begins.
-(The rent-or-buy problem, Karlin et al. 1988: against an unknown distribution x = D is at most twice the optimum, so
-that is what an unknown class gets.)
+which is longer than they take for short tools, at once for tools that always take longer than D, and in between where
+the tail begins. (The rent-or-buy problem, Karlin et al. 1988: against an unknown distribution x = D is at most twice
+the optimum, so that is what an unknown class gets, and one that has been idle for longer than any of its class that
+came back: whoever does not say that a session is over leaves many of those.)
 
 What was given up is not always gone: memory may not have been short, or the engine keeps it in a second tier, in the
 host's memory say, and reads it back in a hundredth of the time. Nobody tells the gate. So D is multiplied by the share
@@ -29,7 +30,7 @@ GAPS_KNOWN = 32  # returns seen before the histogram is believed: a tail of a te
 
 
 def patience_s(gaps: IdleGaps, refill_s: float) -> float:
-    """The idle time after which a session's claim is given up; `refill_s` is D. inf: never."""
+    """The idle time after which a session's claim is given up; `refill_s` is D."""
     total = gaps.samples
     if total < GAPS_KNOWN:
         return refill_s
@@ -43,7 +44,7 @@ def patience_s(gaps: IdleGaps, refill_s: float) -> float:
         longer -= count
         lower_s = upper_s
         if longer <= 0.0:
-            return inf if waited <= best_cost else best_s
+            return upper_s + refill_s if waited <= best_cost else best_s  # idle for longer than any gap that was seen
         cost = waited + refill_s * longer / total
         if cost < best_cost:
             best_s, best_cost = upper_s, cost
