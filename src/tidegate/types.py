@@ -26,7 +26,7 @@ Outcome: TypeAlias = Literal["ok", "error", "aborted", "replica_lost", "refused"
 after its first byte; the replica shed it (429/503), which says nothing about its health."""
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
+class Event(msgspec.Struct, frozen=True, tag_field="event", kw_only=True, gc=False):  # part of no cycle
     at_s: float
 
 
@@ -185,7 +185,7 @@ AnyEvent: TypeAlias = (
 )
 
 
-class Decision(msgspec.Struct, frozen=True, tag_field="decision", kw_only=True):
+class Decision(msgspec.Struct, frozen=True, tag_field="decision", kw_only=True, gc=False):
     pass
 
 

@@ -27,14 +27,14 @@ from tidegate.sim.distributions import percentile
 from tidegate.types import WorkloadClass
 
 
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     workload: WorkloadClass
     started_s: float
     ended_s: float | None  # None: still open when the run stopped
     completed: bool = False  # all its turns were answered
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     workload: WorkloadClass
     sent_s: float
     first_byte_s: float
