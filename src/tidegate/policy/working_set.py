@@ -259,9 +259,6 @@ class WorkingSetPolicy(Sticky):
         if claim is None:
             return
         working_set = self.sets[claim.slot]
-        if claim.woken and event.cached_tokens is not None:
-            self.patience.came_back(request.expected_hit_tokens, event.cached_tokens)
-        claim.woken = False
         if claim.growing.pop(request.id, None) is not None:
             if event.completion_tokens is not None:
                 seconds = self.ledger.now_s - request.arrived_s

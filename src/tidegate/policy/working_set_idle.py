@@ -11,10 +11,6 @@ which is longer than they take for short tools, at once for tools that always ta
 the tail begins. (The rent-or-buy problem, Karlin et al. 1988: against an unknown distribution x = D is at most twice
 the optimum, so that is what an unknown class gets, and one that has been idle for longer than any of its class that
 came back: whoever does not say that a session is over leaves many of those.)
-
-What was given up is not always gone: memory may not have been short, or the engine keeps it in a second tier, in the
-host's memory say, and reads it back in a hundredth of the time. Nobody tells the gate. So D is multiplied by the share
-of their KV that sessions given up before did not find when they came back.
 """
 
 from __future__ import annotations
@@ -24,8 +20,6 @@ from math import inf
 from tidegate.policy.entities import ClassLedger, Replica
 from tidegate.policy.estimators import IdleGaps
 
-RETURNS_SUPPOSED = 8.0  # until that many came back, it is what was supposed that counts
-RETURNS_KEPT = 1.0 - 1.0 / 64.0  # the last hundred returns or so
 GAPS_KNOWN = 32  # returns seen before the histogram is believed: a tail of a tenth shows in three of them
 
 
@@ -54,22 +48,10 @@ def patience_s(gaps: IdleGaps, refill_s: float) -> float:
 class Patience:
     """By class, worked out once a control step for replicas of about one refill time."""
 
-    __slots__ = ("_expected", "_known", "_lost")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], float] = {}
-        self._expected = self._lost = RETURNS_SUPPOSED  # of sessions that came back, fading: supposed to find nothing
-
-    def came_back(self, expected_tokens: int, cached_tokens: int) -> None:
-        """A session that had been given up found this much of what it had left."""
-        if expected_tokens > 0:
-            self._expected = self._expected * RETURNS_KEPT + 1.0
-            self._lost = self._lost * RETURNS_KEPT + max(0.0, 1.0 - cached_tokens / expected_tokens)
-
-    @property
-    def lost_share(self) -> float:
-        """Of what sessions that were given up had left, what is gone when they come back."""
-        return self._lost / self._expected
 
     def step(self) -> None:
         self._known.clear()
@@ -78,7 +60,7 @@ class Patience:
         capacity = replica.capacity_tokens
         if not capacity or not replica.prefill_rate:
             return inf  # D is not known
-        refill_s = capacity / replica.prefill_rate * self.lost_share
+        refill_s = capacity / replica.prefill_rate
         key = (klass.index, int(refill_s * 4.0))
         known = self._known.get(key)
         if known is None:

@@ -22,7 +22,7 @@ from tidegate.policy.working_set_order import ZERO, AdmissionOrder, Row
 class Claim:
     """What one session holds on its replica."""
 
-    __slots__ = ("asked", "dormant", "growing", "key", "rank", "shared", "slot", "woken")
+    __slots__ = ("asked", "dormant", "growing", "key", "rank", "shared", "slot")
 
     def __init__(self, rank: int, slot: int, key: Hashable) -> None:
         self.rank = rank
@@ -30,7 +30,6 @@ class Claim:
         self.key = key  # whom it shares a prefix with
         self.shared = 0
         self.dormant = False  # idle for so long that it claims nothing
-        self.woken = False  # its next request comes back from that
         self.asked = 0  # the prompt that it wants to go on with
         self.growing: dict[int, int] = {}  # running request -> the clock when its tokens were last known
 
@@ -113,7 +112,6 @@ class WorkingSet:
         """To be updated after."""
         if claim.dormant:
             claim.dormant = False
-            claim.woken = True
             self.dormant -= 1
 
     def share(self, session: Session, claim: Claim, tokens: int) -> None:

@@ -108,32 +108,3 @@ def test_a_dozing_session_that_ends_leaves_no_trace() -> None:
     shell.finish("second")
     assert dormant(shell) == 0
     shell.scheduler.ledger.check()
-
-
-def dozes(shell: Shell, session: str) -> bool:
-    policy = shell.scheduler.policy
-    assert isinstance(policy, WorkingSetPolicy)
-    return policy.claims[shell.ledger.sessions[session]].dormant
-
-
-def come_back(shell: Shell, found: float, times: int) -> None:
-    """`first` dozes and comes back, and finds this share of what it had left."""
-    for _ in range(times):
-        while not dozes(shell, "first"):
-            shell.tick(1.0)
-        shell.arrive("first", prompt_tokens=460)
-        shell.end(shell.requests, prompt_tokens=460, completion_tokens=1, cached_tokens=int(found * 450))
-
-
-@pytest.mark.parametrize(("found", "share"), [(0.0, 1.0), (0.5, 0.66), (1.0, 0.31)])
-def test_what_is_found_again_was_cheap_to_give_up(found: float, share: float) -> None:
-    shell = pool(prefill_tokens_per_s=100)  # D = 10 s, as long as all is lost
-    come_back(shell, found, times=16)
-    policy = shell.scheduler.policy
-    assert isinstance(policy, WorkingSetPolicy)
-    assert policy.patience.lost_share == pytest.approx(share, abs=0.03)
-    shell.turn("second", prompt=460, completion=1)  # of its gaps too little is known: D itself decides
-    shell.tick(10.0 * share - 1.5)
-    assert not dozes(shell, "second")
-    shell.tick(3.0)
-    assert dozes(shell, "second")
