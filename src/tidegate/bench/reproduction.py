@@ -57,7 +57,7 @@ PLANS = (
     Plan(
         scenario="paper-step",
         safe_cap=91,
-        sweep=(96, 128, 160, 192, 224, 256),
+        sweep=(128, 160, 192, 224, 256, 320),
         published={
             "static_cap": Published(-21.7, 97.1),
             REFERENCE: Published(0.0, 95.9),
