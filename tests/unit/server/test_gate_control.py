@@ -55,6 +55,26 @@ async def test_one_failure_makes_a_control_call_fail_and_a_question_be_answered(
         assert (status, report["is_paused"]) == (200, False)
 
 
+async def test_a_control_call_that_comes_round_in_a_circle_is_seen(client: aiohttp.ClientSession) -> None:
+    async with Gate(config()) as gate:
+        gate.replicas.add(gate.url)  # a list of workers with the gate's own URL in it
+        status, report = await call(client, gate, "POST", "/reset_prefix_cache")
+        assert (status, report["error"]["code"]) == (508, "control_failed")
+        assert report["replicas"][gate.url]["body"]["error"]["code"] == "loop_detected"
+
+
+async def test_an_abort_that_cannot_be_read_aborts_nothing_that_is_held(
+    gate: Gate, client: aiohttp.ClientSession
+) -> None:
+    asked: list[object] = []
+    gate.driver.abort_held = lambda ids=(): asked.append(ids) or 0  # type: ignore[method-assign,func-returns-value]
+    gate.driver.router = gate._routes(gate.driver.scheduler, gate.driver._identifier)
+    for path in ("/abort_requests", "/abort_request"):
+        async with client.post(f"{gate.url}{path}", data=b'{"rid": "a"') as reply:
+            assert reply.status in (400, 404)  # of the engine's
+    assert asked == []
+
+
 async def test_a_refusal_by_all_has_their_status(gate: Gate, client: aiohttp.ClientSession) -> None:
     status, report = await call(client, gate, "POST", "/begin_weight_update")  # SGLang's: these engines have none
     assert (status, report["success"]) == (404, False)
