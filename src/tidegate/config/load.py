@@ -7,6 +7,7 @@ the key's path. Text (variables, flags) reads as: `none` for an optional value, 
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -152,9 +153,12 @@ def _parse_table(leaf: Leaf, text: str, origin: str) -> Any:
 
 def _convert(leaf: Leaf, value: Any, origin: str, text: bool = False) -> Any:
     try:
-        return msgspec.convert(value, leaf.type, strict=not text)
+        converted = msgspec.convert(value, leaf.type, strict=not text)
     except msgspec.ValidationError as exc:
         raise ConfigError(f"{origin}: {leaf.path}: {_reason(leaf, value, exc)}") from exc
+    if isinstance(converted, float) and not math.isfinite(converted):  # JSON has no such number: no log would replay
+        raise ConfigError(f"{origin}: {leaf.path}: Expected a finite number, got {value!r}")
+    return converted
 
 
 def _reason(leaf: Leaf, value: Any, exc: Exception) -> str:

@@ -70,7 +70,10 @@ def replay(*paths: Path) -> Report:
             if line.event is None:
                 gaps += line.gap or 0
                 continue
-            derived = scheduler.handle(line.event)
+            try:
+                derived = scheduler.handle(line.event)
+            except (ValueError, LookupError) as exc:  # lines are missing, or stand twice
+                raise ConfigError(f"{path}:{number}: this event cannot follow those before it: {exc}") from exc
             events += 1
             decisions += len(derived)
             if first is None and encoder.encode(derived) != bytes(line.decisions):

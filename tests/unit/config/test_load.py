@@ -128,6 +128,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "-1"),
         ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "0"),
         ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "nan"),
+        ("TIDEGATE_HTTP_RESPONSE_TIMEOUT_S", "inf"),
+        ("TIDEGATE_CORE_LEDGER_IDLE_TTL_CEILING_S", "inf"),
         ("TIDEGATE_CORE_ADMISSION_HOLD_TIMEOUT_S", "-1"),
         ("TIDEGATE_CORE_ADAPTIVE_CAP_MAX_CONTEXT_TOKENS", "0"),
         ("TIDEGATE_SERVER_PROMETHEUS_PORT", "70000"),

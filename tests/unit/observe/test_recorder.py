@@ -142,6 +142,17 @@ def test_a_log_whose_writer_was_killed_replays_up_to_its_last_whole_line(tmp_pat
     assert report.events == len(some_events()) - 1
 
 
+def test_lines_that_stand_twice_are_said_and_where(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    record(log, some_events())
+    head, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([head, *(line for line in rest for _ in range(2))]))
+    with pytest.raises(
+        ConfigError, match=r"log\.jsonl:\d+: this event cannot follow those before it: .* arrived twice"
+    ):
+        replay(log)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
