@@ -8,13 +8,17 @@ everything works, with less knowledge, before it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
-from tidegate.engines.prometheus import Reading, Samples
+from tidegate.engines.prometheus import Reading, Samples, whole
 
 EngineName: TypeAlias = Literal["vllm", "sglang"]
+
+# What msgspec raises for bytes that are not what was asked for; nesting without end is no DecodeError.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Action: TypeAlias = Literal[
     "pause", "resume", "is_paused", "reset_prefix_cache", "abort", "abort_all", "sleep", "wake_up"
@@ -118,8 +122,9 @@ def reachable_endpoint(endpoint: str, host: str, *, port_offset: int = 0) -> str
     if not endpoint.startswith("tcp://"):
         return None
     address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not port.isdecimal() or int(port) == 0:
+    number = whole(port)
+    if not number:
         return None
     if address in ("*", "0.0.0.0", "[::]", "::"):
         address = f"[{host}]" if ":" in host else host
-    return f"tcp://{address}:{int(port) + port_offset}"
+    return f"tcp://{address}:{number + port_offset}"

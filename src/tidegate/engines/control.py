@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from tidegate.config.engines import EnginesConfig
-from tidegate.engines.base import ControlCall
+from tidegate.engines.base import UNREADABLE, ControlCall
 from tidegate.types import ReplicaId
 
 # Between us and our client, or set by our own client library.
@@ -183,5 +183,5 @@ def _decoded(text: bytes) -> Any:
         return None
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return text.decode(errors="replace")

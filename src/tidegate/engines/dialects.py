@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Struct
 
-from tidegate.engines.base import Action, EngineName
+from tidegate.engines.base import UNREADABLE, Action, EngineName
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -47,8 +47,11 @@ _SGLANG_PAUSES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 
 
 def understood(path: str, query: str, body: bytes) -> Wish | None:
-    """None: no call that both engines know. A body that cannot be read asks for what an empty one does: the engine that
-    it was meant for will judge it."""
+    (
+        """None: no call that both engines know, or an abort whose body cannot be read: it must not pass for one of all
+    requests. In any other call such a body asks for what an empty one does. The engine that it was meant for judges."""
+        ""
+    )
     options = dict(parse_qsl(query))
     match path:
         case "/pause":
@@ -58,10 +61,13 @@ def understood(path: str, query: str, body: bytes) -> Wish | None:
             options = {"mode": _SGLANG_PAUSES.get(mode, mode), "clear_cache": "false"}  # it leaves the cache
             return Wish(action="pause", spoken="sglang", options=options)
         case "/abort_requests":
-            return _abort("vllm", _fields(body).get("request_ids"))
+            asked = _decoded(body)
+            return None if asked is None else _abort("vllm", asked.get("request_ids"))
         case "/abort_request":
-            fields = _fields(body)
-            return _abort("sglang", None if fields.get("abort_all") is True else fields.get("rid"))
+            asked = _decoded(body)
+            if asked is None:
+                return None
+            return _abort("sglang", None if asked.get("abort_all") is True else asked.get("rid"))
         case _:
             known = _SAME_EVERYWHERE.get(path)
             return known and Wish(action=known[1], spoken=known[0], options=options)
@@ -76,8 +82,13 @@ def _abort(spoken: EngineName, ids: Any) -> Wish:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
+    return _decoded(body) or {}
+
+
+def _decoded(body: bytes) -> dict[str, Any] | None:
+    """None: it is no JSON object. An empty body is an empty one."""
     try:
         fields = msgspec.json.decode(body) if body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+    except UNREADABLE:
+        return None
+    return fields if isinstance(fields, dict) else None

@@ -20,8 +20,7 @@ from __future__ import annotations
 import enum
 import math
 
-import msgspec
-
+from tidegate.engines.base import UNREADABLE
 from tidegate.engines.kv_wire import Batch, decode
 from tidegate.engines.residency import Residency
 
@@ -150,7 +149,7 @@ class KvFeed:
     def _decoded(self, seq: int, payload: bytes) -> Batch | None:
         try:
             batch = decode(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self.lost_batches += 1
             self._last_seq = max(self._last_seq, seq)
             self.residency.clear()

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from tidegate.engines.base import UNREADABLE
 from tidegate.types import ReplicaId, ReplicaSample
 
 RESPONSE_HEADER = b"endpoint-load-metrics"
@@ -76,5 +77,5 @@ def _parse_text(report: bytes) -> dict[str, float]:
 def _parse_json(report: bytes) -> dict[str, float]:
     try:
         return msgspec.json.decode(report, type=_Report).named_metrics
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return {}

@@ -1,8 +1,8 @@
 """A replica's /metrics text as a reading of raw facts.
 
 A series that is absent is None, never 0: engines rename their metrics, and a renamed gauge read as 0 looks like an
-idle replica. Only lines of wanted names reach the parser: an engine exposes some 800 samples, of which 20 are read,
-and parsing them all takes 20 ms of the event loop's time.
+idle replica. Nor is a number that is too large to be one. Only lines of wanted names reach the parser: an engine
+exposes some 800 samples, of which 20 are read, and parsing them all takes 20 ms of the event loop's time.
 
 Several engines behind one URL (data parallelism) carry an `engine` or `dp_rank` label and add up. Ranks of one engine
 (tensor, pipeline and expert parallelism, and processes) repeat the same numbers, so the largest of them counts.
@@ -11,12 +11,14 @@ Several engines behind one URL (data parallelism) carry an `engine` or `dp_rank`
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
+LARGEST: Final = 2.0**53  # beyond it a float no longer counts
+_LARGEST_DIGITS: Final = 15  # of a number below it
 _ENGINE_LABELS = ("engine", "dp_rank")
 _RANK_LABELS = ("tp_rank", "pp_rank", "moe_ep_rank", "pid")
 
@@ -102,7 +104,7 @@ def _parse_line(line: str) -> tuple[tuple[str, Sample], ...]:
         (sample.name, Sample(dict(sample.labels), float(sample.value)))
         for family in text_string_to_metric_families(line)
         for sample in family.samples
-        if math.isfinite(sample.value)
+        if abs(sample.value) <= LARGEST  # NaN is not
     )
 
 
@@ -112,6 +114,11 @@ def _wanted_lines(text: str, wanted: Collection[str]) -> Iterator[str]:
     for line in text.splitlines():
         if line.startswith(prefixes) and line.partition("{")[0].partition(" ")[0] in names:
             yield line
+
+
+def whole(text: str) -> int | None:
+    """The number that a label or a port says; None if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LARGEST_DIGITS else None
 
 
 def counter(name: str) -> tuple[str, str]:

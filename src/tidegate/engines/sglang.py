@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.engines.base import Action, ControlCall, EngineName, KvSource, reachable_endpoint
+from tidegate.engines.base import UNREADABLE, Action, ControlCall, EngineName, KvSource, reachable_endpoint
 from tidegate.engines.prometheus import Reading, Samples, counter
 
 _START_TIME = "process_start_time_seconds"
@@ -87,7 +87,7 @@ class SglangAdapter:
     def read_loads(self, body: bytes) -> Reading | None:
         try:
             loads = msgspec.json.decode(body, type=_Loads).loads
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
         if not loads:
             return None
@@ -106,7 +106,7 @@ class SglangAdapter:
     def kv_sources(self, body: bytes, host: str) -> list[KvSource]:
         try:
             events = msgspec.json.decode(body, type=_ServerInfo).kv_events
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return []
         if events is None or events.publisher != "zmq":
             return []
@@ -158,7 +158,7 @@ def _flushes(body: bytes) -> bool:
     """A weight update flushes the cache unless its body says `"flush_cache": false`."""
     try:
         fields: Any = msgspec.json.decode(body) if body else {}
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return True
     return not (isinstance(fields, dict) and fields.get("flush_cache") is False)
 

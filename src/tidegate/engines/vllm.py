@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlencode
 
 import msgspec
 
-from tidegate.engines.base import Action, ControlCall, EngineName, KvSource, reachable_endpoint
-from tidegate.engines.prometheus import Reading, Samples, counter
+from tidegate.engines.base import UNREADABLE, Action, ControlCall, EngineName, KvSource, reachable_endpoint
+from tidegate.engines.prometheus import Reading, Samples, counter, whole
 
 _CACHE_CONFIG = "vllm:cache_config_info"
 _SLEEP_STATE = "vllm:engine_sleep_state"
@@ -96,13 +96,13 @@ class VllmAdapter:
             return None
         try:
             return msgspec.json.decode(body, type=_Paused).is_paused
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
 
     def kv_sources(self, body: bytes, host: str) -> list[KvSource]:
         try:
             publishers = msgspec.json.decode(body, type=dict[str, _Publisher])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return []
         sources = []
         for rank, publisher in sorted(publishers.items()):
@@ -113,7 +113,7 @@ class VllmAdapter:
             replay = publisher.replay_endpoint and reachable_endpoint(publisher.replay_endpoint, host)
             sources.append(
                 KvSource(
-                    rank=int(rank) if rank.isdecimal() else 0,
+                    rank=whole(rank) or 0,
                     endpoint=endpoint,
                     replay_endpoint=replay or None,
                     topic=publisher.topic,
@@ -132,6 +132,8 @@ class VllmAdapter:
                 return (ControlCall(method="GET", path=self.pause_probe_path),)
             case "abort":
                 ids = [request for request in options.get("ids", "").split(",") if request]
+                if not ids:
+                    return ()  # none would mean all
                 return (ControlCall(method="POST", path="/abort_requests", body=_json({"request_ids": ids})),)
             case "abort_all":
                 return (ControlCall(method="POST", path="/abort_requests", body=b"{}"),)
@@ -161,13 +163,11 @@ def _capacity_tokens(samples: Samples) -> int | None:
 
 
 def _engine_capacity_tokens(labels: dict[str, str]) -> int | None:
-    size = labels.get("kv_cache_size_tokens", "")
-    if size.isdecimal():  # right for models with several kinds of layers, where blocks x size is not
-        return int(size)
-    blocks, block_size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    if blocks.isdecimal() and block_size.isdecimal():
-        return int(blocks) * int(block_size)
-    return None
+    size = whole(labels.get("kv_cache_size_tokens", ""))
+    if size is not None:  # right for models with several kinds of layers, where blocks x size is not
+        return size
+    blocks, block_size = whole(labels.get("num_gpu_blocks", "")), whole(labels.get("block_size", ""))
+    return None if blocks is None or block_size is None else blocks * block_size
 
 
 def _sleeping(samples: Samples) -> bool | None:

@@ -74,6 +74,18 @@ def test_a_body_that_cannot_be_read_is_taken_for_an_empty_one(body: bytes) -> No
     assert wish.options["mode"] == "abort"
 
 
+@pytest.mark.parametrize("path", ["/abort_request", "/abort_requests"])
+@pytest.mark.parametrize("body", [b"[1]", b'{"rid": "a', b"\xff", b"null", b"[" * 100_000])
+def test_an_abort_that_cannot_be_read_is_not_one_of_all_requests(path: str, body: bytes) -> None:
+    assert understood(path, "", body) is None
+
+
+def test_an_abort_of_no_named_request_is_not_one_of_all_of_them() -> None:
+    wish = understood("/abort_request", "", b'{"rid": [""]}')
+    assert wish is not None
+    assert [adapter.calls(wish.action, wish.options) for adapter in ADAPTERS.values()] == [(), ()]
+
+
 def test_a_call_has_a_method_and_a_path() -> None:
     for adapter in ADAPTERS.values():
         for action in ("pause", "resume", "is_paused", "reset_prefix_cache", "abort_all", "sleep", "wake_up"):

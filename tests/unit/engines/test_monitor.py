@@ -303,6 +303,27 @@ async def test_missing_or_unreadable_metrics_leave_the_replica_usable_and_unread
             assert not any(isinstance(event, ReplicaSample) for event in recorder.events)
 
 
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/is_paused", '{"is_paused": false, "more": ' + "[" * 100_000),
+        ("/kv_event_sources", "[" * 100_000),
+        ("/kv_event_sources", '{"0": {"endpoint": "tcp://*:%s", "publisher": "zmq"}}' % ("9" * 5000)),
+        ("/metrics", 'vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1\n' % ("9" * 5000)),
+    ],
+)
+async def test_nothing_that_a_replica_says_ends_its_monitor(path: str, text: str) -> None:
+    async with stub_replica() as replica:
+        replica.metrics(running=1)
+        replica.answers[path] = (200, text)
+        async with monitored(replica) as (_, recorder):
+            await eventually(lambda: any(called == path for _, called, *_ in replica.calls))
+            before = len(replica.calls)
+            await eventually(lambda: len(replica.calls) > before + 10)
+            replica.metrics(running=3)
+            await recorder.until(sample(running=3))
+
+
 async def test_resident_kv_is_reported_from_the_publisher_that_the_engine_names() -> None:
     async with stub_replica() as replica, stub_publisher() as publisher:
         replica.metrics()

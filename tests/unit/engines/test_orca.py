@@ -40,6 +40,8 @@ def test_a_report_of_one_number_leaves_the_other_unknown() -> None:
         b"TEXT named_metrics.kv_cache_usage_perc=x",
         b"TEXT cpu=0.3",
         b"JSON {",
+        b"JSON " + b"[" * 8000,
+        b'JSON {"more": ' + b"[" * 8000,
         b'JSON {"named_metrics": 3}',
         b'JSON {"named_metrics": {"kv_cache_usage_perc": "0.4"}}',
         b"BIN abcd",

@@ -129,6 +129,16 @@ def test_a_value_that_is_no_number_is_unknown() -> None:
     assert read("sglang:token_usage NaN\n", SGLANG).kv_used_fraction is None
 
 
+@pytest.mark.parametrize("blocks", ["9" * 5000, "9" * 20, "٤", "-4", "1e999"])
+def test_a_capacity_that_is_no_count_is_unknown(blocks: str) -> None:
+    labels = f'block_size="16",num_gpu_blocks="{blocks}",kv_cache_size_tokens="None"'
+    assert read(f"vllm:cache_config_info{{{labels}}} 1\n").kv_capacity_tokens is None
+
+
+def test_a_total_too_large_to_be_counted_is_unknown() -> None:
+    assert read("vllm:prompt_tokens_total 1e308\n").prompt_tokens_total is None
+
+
 def test_any_sleeping_engine_makes_the_replica_sleep() -> None:
     state = 'vllm:engine_sleep_state{{engine="{}",sleep_state="awake"}} {}\n'
     assert read(state.format(0, 1.0) + state.format(1, 0.0)).sleeping is True
