@@ -5,8 +5,8 @@ The cap is swept with the seeds of `--sweep-seeds`; the best one by mean contrac
 with all seeds, and the best of these is what the policies are held against, seed by seed on the same sessions. A run
 is a file's line as soon as it has ended; runs that the file has are not done again.
 
-    .venv/bin/python bench/default_policy.py --seeds 5 --processes 2                  # some 26 min on two cores, compiled
-    .venv/bin/python bench/default_policy.py --seeds 0                                # the table of what there is
+    .venv/bin/python bench/default_policy.py --seeds 5 --processes 2    # some 26 min on two cores, compiled
+    .venv/bin/python bench/default_policy.py --seeds 0                  # the table of what there is
     .venv/bin/python bench/default_policy.py --seeds 0 --into docs/default-policy.md
 """
 
