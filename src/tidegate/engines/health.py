@@ -3,7 +3,7 @@
 Facts are kept, and the state follows from them in a fixed order of precedence, the first that holds:
 
     state        when                                                              ends when
-    starting     it has not answered yet                                           it answers, or unreachable
+    starting     no probe was answered well yet: engines say 503 while they load   one is, or unreachable
     unreachable  `unhealthy_after` probes in a row were refused or timed out       a probe is answered
                  while connecting
     sleeping     the engine says that it sleeps                                    the engine says that it woke
@@ -114,8 +114,9 @@ class Health:
                 self._refusing_since_s = at_s
         else:
             self._refusing_since_s = None
+            if kind == "status" and self._failures["connect"] >= self._config.unhealthy_after:
+                self._answered = False  # what answers now is another process, and not ready
             self._failures["connect"] = 0
-            self._answered = self._answered or kind == "status"
 
     def connect_failed(self, at_s: float, error: str) -> None:
         """A request found no connection, or its connection broke before a byte of the answer."""

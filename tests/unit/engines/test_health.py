@@ -272,3 +272,17 @@ def test_a_pause_is_no_idleness() -> None:
     health.paused(False)
     health.sampled(1001.0, 0, 0, TOTALS)
     assert health.lost_before_s(1001.0) is None
+
+
+def test_a_replica_that_loads_takes_no_requests_before_its_first_good_answer() -> None:
+    health = Health(CONFIG)
+    health.probe_failed(0.0, "status", "503")
+    assert health.verdict(0.0).state is State.STARTING
+    health.probe_ok()
+    assert health.verdict(1.0).usable
+    for at_s in range(CONFIG.unhealthy_after):  # it ends, and is started again
+        health.probe_failed(2.0 + at_s, "connect", "refused")
+    health.probe_failed(9.0, "status", "503")
+    assert health.verdict(9.0).state is State.STARTING
+    health.probe_ok()
+    assert health.verdict(10.0).usable
