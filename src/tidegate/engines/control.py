@@ -55,9 +55,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
 
 
-def control_session(config: EnginesConfig) -> aiohttp.ClientSession:
-    """The session that probes, scrapes and control calls share. It must be made inside the event loop."""
+def control_session(config: EnginesConfig, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+    """The session that probes, scrapes and control calls share, all of them with `headers`. It must be made inside the
+    event loop."""
     return aiohttp.ClientSession(
+        headers=headers,
         connector=aiohttp.TCPConnector(
             limit=_MAX_CONNECTIONS,
             limit_per_host=_MAX_CONNECTIONS_PER_REPLICA,

@@ -33,7 +33,7 @@ from tidegate.engines.base import ControlCall, EngineAdapter
 from tidegate.engines.control import Result, fan_out
 from tidegate.engines.dialects import Wish, understood
 from tidegate.errors import ReplicaError
-from tidegate.proxy.framing import VIA
+from tidegate.proxy.framing import VIA_HEADER
 from tidegate.server.answers import answer, read_body
 from tidegate.server.pausing import Pausing
 from tidegate.server.replicas import Replicas
@@ -89,8 +89,6 @@ CONTROL_PATHS = PAUSES | RESUMES | ABORTS | OTHERS
 
 _SPARING = re.compile(rb"\b(?:keep|wait|in_place|retract)\b")  # modes of a pause that abort nothing; the default does
 
-_VIA = VIA.partition(b": ")[2].decode()  # as on relayed requests: a call that comes round in a circle is seen
-
 QUESTIONS = frozenset({"/is_paused", "/is_sleeping"})  # answered by those that answer
 
 # Of these the caches are empty but the weights are the same: no new epoch.
@@ -141,7 +139,7 @@ class ControlApi:
         results = await fan_out(
             self._replicas.client,
             calls,
-            headers=[*request.headers.items(), ("Via", _VIA)],
+            headers=[*request.headers.items(), *VIA_HEADER.items()],
             timeout_s=self._replicas.config.control_timeout_s,
         )
         if wish is not None and wish.action == "is_paused":

@@ -30,6 +30,7 @@ from tidegate.observe.metrics import Inferred, Snapshot, registry
 from tidegate.observe.recorder import Recorder, log_header
 from tidegate.policy.advice import Advisor
 from tidegate.policy.scheduler import Scheduler
+from tidegate.proxy.framing import VIA_HEADER
 from tidegate.proxy.identity import Identifier
 from tidegate.proxy.pool import Pool
 from tidegate.proxy.relay import Listener, serve
@@ -112,7 +113,7 @@ class Gate:
             kv_event_endpoints=by_replica(config.engines.kv_event_endpoints),
         )
         driver.names_sessions = engines.name_sessions
-        client = control_session(engines)
+        client = control_session(engines, VIA_HEADER)  # a gate that is its own replica is seen by its probes
         stack.push_async_callback(client.close)
         self.replicas = driver.replicas = Replicas(engines, driver.observed, self.clock, client)
         stack.push_async_callback(self.replicas.close)

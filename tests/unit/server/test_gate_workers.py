@@ -14,6 +14,14 @@ from tidegate.engines.discovery import DuplicateWorkerUrl
 from tidegate.server.gate import Gate
 
 
+async def test_a_gate_that_is_listed_as_its_own_replica_is_not_used(gate: Gate, client: aiohttp.ClientSession) -> None:
+    """It would have the fewest sessions, and answer each request with 508."""
+    status, added = await call(client, gate, "POST", "/add_worker", params={"url": gate.url})
+    assert (status, added["worker"]["is_healthy"]) == (200, False)
+    assert "508" in added["worker"]["error"]
+    assert [await complete(client, gate, None) for _ in range(3)] == [200, 200, 200]
+
+
 async def test_workers_have_vllm_routers_shapes(gate: Gate, client: aiohttp.ClientSession) -> None:
     urls = gate.replicas.urls
     _, listed = await call(client, gate, "GET", "/workers")
