@@ -7,6 +7,8 @@ import asyncio
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.unit.server.live import NOWHERE, QUICK, call, complete, config, state, until
 from yarl import URL
 
@@ -14,6 +16,7 @@ from tidegate.engine.config import EngineConfig
 from tidegate.engine.server import EngineServer
 from tidegate.policy.baselines.params import StaticCapParams
 from tidegate.policy.params import CoreParams
+from tidegate.proxy.framing import VIA_HEADER
 from tidegate.server.gate import Gate
 
 
@@ -61,6 +64,21 @@ async def test_a_control_call_that_comes_round_in_a_circle_is_seen(client: aioht
         status, report = await call(client, gate, "POST", "/reset_prefix_cache")
         assert (status, report["error"]["code"]) == (508, "control_failed")
         assert report["replicas"][gate.url]["body"]["error"]["code"] == "loop_detected"
+
+
+async def test_a_control_call_keeps_the_gates_that_it_has_passed(client: aiohttp.ClientSession) -> None:
+    """The first of two gates in a circle sees its own name only if the second one leaves it there."""
+    passed: list[list[str]] = []
+
+    async def resume(request: web.Request) -> web.Response:
+        passed.append(request.headers.getall("Via"))
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_post("/resume", resume)
+    async with TestServer(app) as server, Gate(config(str(server.make_url("")))) as gate:
+        await call(client, gate, "POST", "/resume", headers={"Via": "1.1 another-gate"})
+        assert passed == [["1.1 another-gate", *VIA_HEADER.values()]]
 
 
 async def test_an_abort_that_cannot_be_read_aborts_nothing_that_is_held(
