@@ -47,11 +47,8 @@ _SGLANG_PAUSES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 
 
 def understood(path: str, query: str, body: bytes) -> Wish | None:
-    (
-        """None: no call that both engines know, or an abort whose body cannot be read: it must not pass for one of all
+    """None: no call that both engines know, or an abort whose body cannot be read: it must not pass for one of all
     requests. In any other call such a body asks for what an empty one does. The engine that it was meant for judges."""
-        ""
-    )
     options = dict(parse_qsl(query))
     match path:
         case "/pause":

@@ -5,7 +5,7 @@ At most `CLASSES_PER_STEP` classes a step: with more, each one's turn comes ever
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import Final
 
 from tidegate.policy.ledger import Ledger
@@ -17,6 +17,7 @@ MIXTURE_WINDOW_S: Final = 600.0  # the learned mixture is that of the last minut
 def control_step(ledger: Ledger) -> None:
     for replica in ledger.replicas.values():
         replica.signals.fade(ledger.now_s)
+    ledger.largest_tokens = _largest_tokens(ledger)
     classes = ledger.classes
     if not classes:
         return
@@ -33,6 +34,14 @@ def control_step(ledger: Ledger) -> None:
         profile.advance(ledger.now_r)
         ends = sum(profile.ends)
         profile.solve((profile.lived_s + weight * pooled_s) / (ends + weight), prior_tokens)
+
+
+def _largest_tokens(ledger: Ledger) -> float:
+    """What a prompt may be estimated at. One that no replica could hold is refused by the engine at once, or its
+    estimate is wrong, since it is made from bytes, and an image in them is few tokens: waiting for room would help
+    neither, and keep others waiting behind it."""
+    known = [replica.capacity_tokens for replica in ledger.replicas.values() if not replica.removed]
+    return max((inf if tokens is None else float(tokens) for tokens in known), default=inf)
 
 
 def _pooled_residency_s(ledger: Ledger) -> float:

@@ -241,7 +241,8 @@ class Ledger(ReplicaBooks):
     def arrive(self, event: RequestArrived, session: Session) -> Request:
         if event.request in self.requests:
             raise ValueError(f"request {event.request} arrived twice")
-        request = Request(event.request, session, event.prompt_tokens, event.max_tokens, event.prefix, self.now_s)
+        prompt_tokens = event.prompt_tokens if event.prompt_tokens <= self.largest_tokens else 0
+        request = Request(event.request, session, prompt_tokens, event.max_tokens, event.prefix, self.now_s)
         self.requests[event.request] = request
         if not session.running and not session.waiting and session.listed:
             klass = session.klass
@@ -250,7 +251,7 @@ class Ledger(ReplicaBooks):
                 klass.gaps.record(self.now_r - session.last_active_r)
         group = session.group
         if group is not None and not session.turns:
-            group.prefix_tokens = min(group.prefix_tokens or event.prompt_tokens, event.prompt_tokens)
+            group.prefix_tokens = min(group.prefix_tokens or prompt_tokens, prompt_tokens)
         session.turns += 1
         return request
 

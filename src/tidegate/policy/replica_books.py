@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from tidegate.policy.entities import ClassLedger, Replica, Request, Session
 from tidegate.policy.params import CoreParams
 from tidegate.policy.placement import LoadIndex
@@ -15,6 +17,7 @@ class ReplicaBooks:
         self.now_r = 0.0
         self.started = False  # the first event sets the clocks
         self.stepped_s = 0.0  # last control step
+        self.largest_tokens = inf  # that any replica can hold; inf: of some it is not known
         self.paused = False
         self.classes: list[ClassLedger] = []
         self.replicas: dict[ReplicaId, Replica] = {}

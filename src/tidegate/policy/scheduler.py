@@ -272,7 +272,7 @@ class Scheduler:
             session.announced = True
         elif event.workload is not None:
             ledger.relabel(session, event.workload)
-        if event.expected_tokens is not None:
+        if event.expected_tokens is not None and event.expected_tokens <= ledger.largest_tokens:
             session.expected_tokens = event.expected_tokens
 
     def _finished(self, event: t.SessionFinished) -> None:

@@ -182,3 +182,24 @@ def test_admission_says_what_it_was_made_from() -> None:
     decision = shell.arrive("a", prompt_tokens=1_000)
     assert isinstance(decision, Place)
     assert {"sessions", "cap", "needed_tokens", "capacity_tokens", "cost_s"} <= set(decision.inputs)
+
+
+@pytest.mark.parametrize("policy", ["session_admission", "misa", "misa_t", "working_set", "program"])
+def test_a_prompt_that_no_replica_could_hold_waits_for_nothing_and_keeps_nobody_waiting(policy: str) -> None:
+    shell = Shell(policy, 2, capacity=10_000)
+    shell.tick()
+    for number in range(2):
+        shell.arrive(f"long {number}", prompt_tokens=2000)
+    shell.tick()
+    assert isinstance(shell.arrive("image", prompt_tokens=500_000), Place)  # the engine judges it, and soon
+    assert isinstance(shell.arrive("short", prompt_tokens=10), Place)
+    shell.end(3, "refused")
+    shell.end(4, prompt_tokens=10, completion_tokens=10)
+    shell.ledger.check()
+
+
+def test_while_some_capacity_is_unknown_any_prompt_may_be_right() -> None:
+    shell = Shell("misa_t", 1, capacity=None)
+    shell.tick()
+    shell.arrive("large", prompt_tokens=500_000)
+    assert shell.ledger.requests[1].prompt_tokens == 500_000
