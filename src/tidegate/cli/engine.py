@@ -13,7 +13,7 @@ import uvloop
 from tidegate.engine.config import EngineConfig
 from tidegate.engine.server import EngineServer
 from tidegate.errors import ConfigError
-from tidegate.sim.latency import PRESETS
+from tidegate.sim.hardware import PRESETS
 
 
 @click.command()

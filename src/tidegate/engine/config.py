@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from tidegate.errors import ConfigError
-from tidegate.sim.latency import PRESETS
+from tidegate.sim.hardware import PRESETS
 from tidegate.sim.replica import ReplicaConfig
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidegate.sim.latency import CPU_TINY, H100_8B, LatencyModel
+from tidegate.sim.latency import CPU_SMALL, CPU_TINY, H100_8B, LatencyModel
 
 BANDWIDTH_SHARE = 0.60
 FLOPS_SHARE = 0.45
@@ -103,6 +103,7 @@ def weights_read(model: Model) -> float:
 
 PRESETS: dict[str, LatencyModel] = {
     "cpu-tiny": CPU_TINY,
+    "cpu-small": CPU_SMALL,
     "h100-8b": H100_8B,
     "qwen3.6-35b-a3b-tp4-h100": latency(QWEN36_35B_A3B, H100, 4),
     "step3.7-tp8-h200": latency(STEP37, H200, 8),
