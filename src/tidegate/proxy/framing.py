@@ -32,9 +32,8 @@ HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+;=%]*|\[[0-9A-Fa-f:.]+\])(?::[0-9
 ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)\Z", re.IGNORECASE | re.DOTALL)
 PSEUDONYM: Final = b"tidegate-" + secrets.token_hex(4).encode()  # this process in a Via line
 VIA: Final = b"Via: 1.1 " + PSEUDONYM
-VIA_HEADER: Final = {
-    "via": VIA[len(b"Via: ") :].decode()
-}  # on calls of the gate's own; lower-case, to stand beside a client's
+# On calls of the gate's own; lower-case, to stand beside a client's.
+VIA_HEADER: Final = {"via": VIA[len(b"Via: ") :].decode()}
 UNTIL_CLOSE: Final = -1
 CHUNKED: Final = -2
 NO_FRAMING: Final = -3

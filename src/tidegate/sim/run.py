@@ -40,9 +40,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     repins: int
     inventory: dict[str, int]  # sessions in flight at the end, by class
     tv_with_inventory_pp: float | None  # of completed sessions and those in flight together
-    hold_p95_by_class_s: dict[
-        WorkloadClass, float
-    ]  # of the calls that were held; a class of which none was is not there
+    hold_p95_by_class_s: dict[WorkloadClass, float]  # of the calls that were held; without classes of which none was
     block_time: dict[str, float]  # token-seconds of KV, by class, of the calls answered, in the window
     utilisation: float  # block-time / (capacity x window)
     timeline: Timeline | None = None
